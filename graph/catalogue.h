@@ -1,0 +1,31 @@
+// The operator catalogue: one record for each operator, in a file of its family under graph/operators/.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "graph/factors.h"
+#include "graph/ir.h"
+
+namespace fretsaw {
+
+// What an operator is to fusion.
+enum class Role : uint8_t { other, contraction, elementwise, movement, reduction, normalisation };
+
+struct OperatorRecord {
+  std::string name;
+  std::string domain = "";
+  int since = 1;  // the opset version whose semantics the kernels implement
+  Role role = Role::other;
+  FactorRule (*factors)(const Node&) = nullptr;  // null: no rule, given whole tensors
+  // Floating-point operations at the shapes the values have: two for a multiply-add, one an element for other
+  // arithmetic (input elements for reductions), none for moving data. Unknown dimensions count as 1. Null: none.
+  double (*flops)(const Node&) = nullptr;
+  bool random = false;
+};
+
+const OperatorRecord* find_operator(const std::string& name, const std::string& domain);  // null when not in the catalogue
+const std::vector<OperatorRecord>& all_operators();
+double flops_of(const Node& node);  // bodies of control flow included, counted once
+Role role_of(const Node& node);
+
+}  // namespace fretsaw

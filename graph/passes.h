@@ -1,0 +1,63 @@
+// The pass runner, and the passes that partitioning and running share.
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "graph/ir.h"
+
+namespace fretsaw {
+
+struct Pass {
+  std::string name;  // "inline-functions"
+  std::function<void(Model&)> run;
+};
+struct PassTiming {
+  std::string name;
+  double ms = 0;
+  size_t nodes_before = 0, nodes_after = 0;
+};
+// Runs passes in order, times each and verifies the graph after it. FRETSAW_DISABLE_PASSES="a,b" leaves passes out,
+// FRETSAW_PRINT_PASSES="a,b" (or "all") prints the graph after them to stderr.
+std::vector<PassTiming> run_passes(Model& model, const std::vector<Pass>& passes);
+std::string print_graph(const Graph& graph);  // one line a node: "%y: float32[2,3] = Add(%a, %b) {axis=1}"
+
+// --- normalise: one form of every operator (each is a Pass) ---
+// Reading is lossless; these bring any model to the newest opset, with functions inlined and Constant nodes as initializers.
+std::vector<Pass> normalise_passes();
+void inline_functions(Model& model);      // graph/passes/inline_functions.cpp
+void constants_to_initializers(Model& model);
+void upgrade_opset(Model& model);         // graph/passes/upgrade_opset.cpp: opset 7 and later to newest_opset()
+void remove_identities(Model& model);     // Identity, Dropout in inference mode with no mask, Cast to the same type
+int64_t newest_opset();                   // the ai.onnx version every later pass and kernel sees
+
+// --- patterns: what exporters wrote in pieces becomes the operator it was (graph/passes/fuse_patterns.cpp) ---
+// LayerNormalization, RMSNormalization, Gelu (erf and tanh), Swish/SiLU (x * sigmoid x stays fusable). Names of the results are kept.
+std::vector<Pass> pattern_passes();
+
+// --- fusion groups (graph/passes/mark_groups.cpp) ---
+// Marks nodes that run as one kernel with the same Node::group: a contraction (Conv, MatMul, Gemm, ConvTranspose) and the elementwise
+// nodes after it whose only input from the group is the one before, each result used once. Both the whole model and a cut one run these.
+// A group is written to files as node metadata "fretsaw.group"; a graph that has the marks keeps them.
+void mark_groups(Model& model);
+
+// --- shapes (graph/passes/infer_shapes.cpp) ---
+// Fills the types of all values from those of inputs and initializers, by ONNX's own inference, with the values of small
+// integer tensors propagated (symbolic elements too). Types in the file are hints that are overwritten; where inference knows
+// less than a hint of the same rank, the hint's symbols stay.
+struct InferOptions {
+  // Called for a node all of whose inputs are constant: may return its outputs (constants) to be known from then on.
+  std::function<bool(const Node&, std::vector<TensorPtr>& outputs)> evaluate;
+  bool keep_hints = true;  // false: types in the file are not believed at all (the runtime's choice)
+};
+struct ShapeFacts {
+  // Known contents of integer tensors (shape arithmetic): constants, and vectors with symbolic elements.
+  std::unordered_map<const Value*, std::vector<Dim>> contents;
+};
+ShapeFacts infer_shapes(Model& model, const InferOptions& options = {});
+// Gives graph inputs fixed shapes ("--shape NAME=D,D"). Throws Error for an unknown name or a rank that differs.
+void set_input_shapes(Model& model, const std::map<std::string, Dims>& shapes);
+// Replaces shape arithmetic whose result is fully known by constants (ints only; no kernels needed).
+int fold_shape_arithmetic(Model& model, const ShapeFacts& facts);
+
+}  // namespace fretsaw

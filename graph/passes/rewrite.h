@@ -1,0 +1,79 @@
+// What the passes edit graphs with. Private to graph/passes.
+#pragma once
+#include <functional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "graph/ir.h"
+
+namespace fretsaw {
+
+// Edits the node list of one graph in one walk, in linear time however many nodes come and go.
+//
+//   Rewriter r(graph);
+//   r.walk([&](Node& node) {
+//     Value* flat = r.add("Flatten", {node.inputs[0]}, {{"axis", int64_t{1}}});  // stands before `node`
+//     node.inputs[0] = flat;
+//     return true;                                                             // false: `node` goes
+//   });
+class Rewriter {
+ public:
+  explicit Rewriter(Graph& graph) : graph_(graph) {}
+
+  // Calls `visit` for each node, in order. Nodes added meanwhile are not visited.
+  void walk(const std::function<bool(Node&)>& visit);
+
+  // A node before the one at hand, with one output; `name` is a wish for the output's name.
+  Value* add(const std::string& op, std::vector<Value*> inputs, std::vector<Attribute> attributes = {}, const std::string& name = "");
+  // A node that makes `outputs`, which nothing may make any more (see detach). Before or after the one at hand.
+  Node* add_making(const std::string& op, std::vector<Value*> inputs, std::vector<Value*> outputs, std::vector<Attribute> attributes = {},
+                   bool after = false);
+  // Gives `node` a fresh value at this output and returns the one it had, for a node after it to make.
+  Value* detach(Node& node, size_t output);
+  Value* constant(TensorPtr tensor, const std::string& name = "constant");
+  Graph& graph() { return graph_; }
+
+ private:
+  Graph& graph_;
+  Node* current_ = nullptr;
+  std::vector<Node*> kept_, after_;
+};
+
+void for_each_graph(Graph& graph, const std::function<void(Graph&)>& visit);  // this one, then the bodies at every depth
+
+using ValueMap = std::unordered_map<const Value*, Value*>;
+// Replaces uses in nodes, bodies and graph outputs, all in one walk. Chains (a -> b, b -> c) are followed.
+void replace_uses(Graph& graph, const ValueMap& replacements);
+
+// Makes `node` own `value` as output `index`.
+void set_output(Node& node, size_t index, Value* value);
+// Copies the nodes of `body`, except the values in `mapping` (its inputs, outputs that are to be existing values, captures), to `target`.
+// Returns the copies in order; they are in target's storage and not yet in its node list. Names get the prefix and are made unique.
+std::vector<Node*> copy_nodes(const Graph& body, Graph& target, ValueMap& mapping, const std::string& prefix);
+
+// How often each value is used in this graph, bodies of its nodes included; an output of the graph counts as a use.
+struct Uses {
+  explicit Uses(const Graph& graph);
+  std::unordered_map<const Value*, std::vector<Node*>> nodes;  // an entry for each input slot or body that uses it
+  std::unordered_map<const Value*, int> outputs;               // how often it is an output of the graph
+  bool once(const Value* value) const;                         // one use, and that by a node
+  const std::vector<Node*>& of(const Value* value) const;
+};
+
+// The number in a floating-point or integer constant of one element.
+bool scalar_value(const Value* value, double& number);
+// All elements of a float16, bfloat16, float32 or float64 constant; false for other types and missing bytes.
+bool float_values(const Value* value, std::vector<double>& numbers);
+
+// Element types as far as the operators' schemas tell them from inputs and constants; types in the file of other values are not trusted.
+class ElementTypes {
+ public:
+  DType of(const Value* value) const;  // undefined when not known
+  void add(const Node& node);          // call in order of execution, before asking for the node's outputs
+
+ private:
+  std::unordered_map<const Value*, DType> known_;
+};
+
+}  // namespace fretsaw

@@ -1,0 +1,95 @@
+// A plan: the pieces of a cut model, and everything that says how they fit together. The runtime needs nothing else.
+#pragma once
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "graph/ir.h"
+#include "graph/schedule.h"
+
+namespace fretsaw {
+
+struct Mesh {
+  int data = 1, pipeline = 1, tensor = 1;
+  int size() const { return data * pipeline * tensor; }
+  // Ranks are row-major in the order data, pipeline, tensor, the last fastest.
+  int rank(int d, int p, int t) const { return (d * pipeline + p) * tensor + t; }
+};
+
+// A graph that some ranks run.
+struct PlanGraph {
+  int stage = 0;
+  std::string kind = "forward";
+  std::map<std::string, int> coordinates;  // the mesh axes on which it differs, with the index: {"tensor": 0}
+  std::string file;                        // "stage0.onnx"
+  std::shared_ptr<Model> model;
+};
+
+// A value that crosses from the stage that makes it to one that uses it (one route for each such stage, also past stages between).
+// In the graphs: `value -> Send -> from_name` (a graph output) in from_stage, `to_name` (a graph input) `-> Recv -> value` in to_stage.
+struct Route {
+  int tag = 0;            // unique in the plan, from 1; the communicator's tag
+  int from_stage = 0, to_stage = 0;
+  std::string value;      // the name inside both stage graphs: before the Send there, after the Recv here
+  std::string from_name;  // the graph output of from_stage: "send:VALUE>STAGE"
+  std::string to_name;    // the graph input of to_stage: "recv:VALUE"
+  std::string source;     // the source model's value
+  Type type;              // symbolic dimensions kept
+};
+
+// How a source input is split over data ranks and micro-batches.
+struct PlanInput {
+  std::string name;
+  Type type;
+  int batch_axis = -1;            // -1: given whole to each
+  std::vector<int> stages;        // the stages whose graphs take it
+};
+// How a source output comes together.
+struct PlanOutput {
+  std::string name;
+  Type type;
+  int stage = 0;
+  std::string merge = "concat";   // concat, mean, sum, same
+  int axis = 0;                   // of concat
+};
+
+struct StageEstimate {
+  double flops = 0, time_us = 0;
+  int64_t weight_bytes = 0, activation_bytes = 0, send_bytes = 0;  // of one micro-batch
+};
+
+struct Plan {
+  static constexpr int format_version = 1;
+  std::string folder;                 // "" while in memory
+  std::string source_file, source_digest;
+  Mesh mesh;
+  int micro_batches = 1;
+  int64_t batch = -1;                 // the source's baked batch, -1 when it was symbolic already
+  Schedule schedule;
+  std::vector<PlanGraph> graphs;
+  std::vector<Route> routes;
+  std::vector<PlanInput> inputs;      // in the source's order
+  std::vector<PlanOutput> outputs;    // in the source's order
+  std::vector<StageEstimate> stages;
+  std::map<std::string, std::string> shardings;  // tensor -> "[_, tensor]"
+  std::vector<std::string> notes;
+  std::string target = "cpu";
+  bool structure_only = false;
+  std::shared_ptr<Model> annotated;   // the source with ONNX's multi-device annotations, for annotated.onnx; null when not made
+};
+
+struct WritePlanOptions {
+  bool overwrite = false;
+};
+// What a schedule of this plan must respect: which stages need values from which, and which pipeline rank runs each.
+ScheduleProblem schedule_problem(const Plan& plan);
+// Writes the folder under a temporary name and renames it: plan.json, one model file for each graph with its weights in one external file
+// beside it, annotated.onnx. Weights are streamed from the files they are mapped from. An existing folder is refused, or with `overwrite`
+// replaced when it is a plan or empty.
+void write_plan(const Plan& plan, const std::string& folder, const WritePlanOptions& options = {});
+// Throws Error naming the file and the field that is missing or wrong.
+Plan read_plan(const std::string& folder, bool structure_only_weights = false);
+bool is_plan_folder(const std::string& path);  // holds a plan.json
+
+}  // namespace fretsaw

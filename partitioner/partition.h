@@ -1,0 +1,34 @@
+// From a model and a wish to a plan.
+#pragma once
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "graph/passes.h"
+#include "graph/plan.h"
+
+namespace fretsaw {
+
+struct MergeRule {
+  std::string merge = "concat";  // concat, mean, sum, same
+  int axis = 0;
+};
+
+struct PartitionOptions {
+  Mesh mesh;
+  int micro_batches = 1;
+  std::string schedule = "gpipe";
+  std::vector<std::vector<std::string>> cuts;        // --cut: the values after which each boundary lies
+  std::map<std::string, int> batch_axes;              // --batch NAME=AXIS; -1: none
+  std::map<std::string, MergeRule> merges;            // --merge
+  std::map<std::string, Dims> shapes;                 // --shape
+  std::string target = "cpu";                         // cpu, h100, h200 or a JSON file
+  std::optional<int64_t> memory_bytes;                // --memory, of each device
+};
+
+// Takes the model through normalising, grouping, batch analysis and cutting. `timings`, when given, receives every pass's time.
+// Throws Error naming the node or value that stands in the way.
+Plan partition(Model model, const PartitionOptions& options, std::vector<PassTiming>* timings = nullptr);
+
+}  // namespace fretsaw

@@ -1,0 +1,60 @@
+// Running a plan: ranks, their programs, and steps from whole inputs to whole outputs.
+#pragma once
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "graph/plan.h"
+#include "kernels/tensor_view.h"
+
+namespace fretsaw {
+
+struct SessionOptions {
+  std::string device = "cpu";
+  int threads = 0;            // cores for each CPU rank; 0: the machine's, divided
+  uint64_t random_seed = 0;   // of Random operators
+  bool random_weights = false;  // fill missing weights by (weight_seed, source name, element)
+  uint64_t weight_seed = 0;
+  bool trace = false;
+};
+
+struct RankReport {
+  int rank = 0;
+  std::vector<int> stages;
+  std::string device;
+  int64_t weight_bytes = 0, peak_bytes = 0;
+  double busy_share = 0;  // of the last step
+};
+struct TraceEvent {
+  int rank = 0;
+  std::string name, category;
+  double start_us = 0, duration_us = 0;
+};
+struct CommunicationCount {
+  std::string op, axis;
+  int64_t count = 0, bytes = 0;
+};
+
+// Threads, memory and compiled programs for one plan. Not thread-safe: one step at a time.
+class Session {
+ public:
+  explicit Session(std::shared_ptr<const Plan> plan, const SessionOptions& options = {});
+  ~Session();
+
+  // Inputs by the source model's names, whole batches; an input with a default may be left out. Outputs in the source's order. Throws
+  // Error naming the input that is missing or has the wrong type or rank, or rank, stage, node and cause of what failed.
+  std::vector<RuntimeValue> run(const std::map<std::string, RuntimeValue>& inputs);
+
+  std::vector<RankReport> ranks() const;
+  std::vector<CommunicationCount> communication() const;  // of one micro-batch, as counted in the last step
+  std::vector<TraceEvent> trace() const;
+  // Allocations from the system that ranks made during the last step; 0 once warm.
+  int64_t allocations_in_last_step() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace fretsaw

@@ -1,0 +1,169 @@
+// The communicator over threads of one process: messages by rendezvous, collectives through memory that all ranks see.
+#include <cstring>
+#include <map>
+
+#include "graph/errors.h"
+#include "runtime/reduce.h"
+#include "runtime/thread_group.h"
+
+namespace fretsaw {
+namespace {
+
+class ThreadCommunicator : public Communicator {
+ public:
+  ThreadCommunicator(std::shared_ptr<ThreadGroup> group, int rank) : group_(std::move(group)), rank_(rank) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return group_->size(); }
+
+  RequestPtr isend(std::span<const std::byte> data, int to, int tag) override {
+    check_rank(to);
+    return group_->start(true, data.data(), nullptr, data.size(), rank_, to, tag);
+  }
+  RequestPtr irecv(std::span<std::byte> data, int from, int tag) override {
+    check_rank(from);
+    return group_->start(false, nullptr, data.data(), data.size(), from, rank_, tag);
+  }
+  void send_header(const Header& header, int to, int tag) override {
+    check_rank(to);
+    group_->put_header(header, rank_, to, tag);
+  }
+  Header recv_header(int from, int tag) override {
+    check_rank(from);
+    Header header;
+    group_->take_header(header, from, rank_, tag, /*wait=*/true);
+    return header;
+  }
+  bool try_recv_header(Header& header, int from, int tag) override {
+    check_rank(from);
+    return group_->take_header(header, from, rank_, tag, /*wait=*/false);
+  }
+
+  void all_reduce(std::span<const std::byte> in, std::span<std::byte> out, DType dtype, Reduction reduction) override;
+  void all_gather(std::span<const std::byte> in, std::span<std::byte> out) override;
+  void reduce_scatter(std::span<const std::byte> in, std::span<std::byte> out, DType dtype, Reduction reduction) override;
+  void all_to_all(std::span<const std::byte> in, std::span<std::byte> out) override;
+  void broadcast(std::span<std::byte> data, int root) override;
+  void barrier() override { group_->barrier(rank_, "barrier"); }
+  void abort(const std::string& reason) override { group_->abort(reason); }
+  bool aborted() const override { return group_->aborted(); }
+  std::unique_ptr<Communicator> split(int colour) override;
+
+ private:
+  void check_rank(int other) const {
+    if (other < 0 || other >= size()) {
+      throw Error("there is no rank " + std::to_string(other) + " in a group of " + std::to_string(size()), "", ErrorCode::device);
+    }
+  }
+  static void check_size(bool ok, const char* operation) {
+    if (!ok) throw Error(std::string(operation) + ": the buffers' sizes don't fit together", "", ErrorCode::device);
+  }
+  std::vector<const std::byte*> inputs() const {
+    std::vector<const std::byte*> parts;
+    for (int r = 0; r < size(); ++r) parts.push_back(group_->post(r).in);
+    return parts;
+  }
+  // Scratch of `bytes` that all ranks see; between two barriers.
+  std::byte* group_scratch(size_t bytes, const char* operation) {
+    if (rank_ == 0 && group_->scratch.size() < bytes) group_->scratch.resize(bytes);
+    group_->barrier(rank_, operation);
+    return group_->scratch.data();
+  }
+
+  std::shared_ptr<ThreadGroup> group_;
+  int rank_;
+};
+
+int64_t detail_of(DType dtype, Reduction reduction) { return static_cast<int64_t>(dtype) * 16 + static_cast<int64_t>(reduction); }
+
+// Each rank reduces its share of the elements into the group's scratch, then everybody takes the whole.
+void ThreadCommunicator::all_reduce(std::span<const std::byte> in, std::span<std::byte> out, DType dtype, Reduction reduction) {
+  const char* name = "all_reduce";
+  check_size(in.size() == out.size(), name);
+  group_->collect(rank_, {.operation = name, .in = in.data(), .bytes = in.size(), .detail = detail_of(dtype, reduction)});
+  size_t element_bytes = bytes_of(dtype, 1);
+  size_t count = element_bytes ? in.size() / element_bytes : 0;
+  std::byte* whole = group_scratch(in.size(), name);
+  size_t first = count * rank_ / size(), last = count * (rank_ + 1) / size();
+  auto parts = inputs();
+  reduce_parts(parts, whole + first * element_bytes, first, last - first, dtype, reduction);
+  group_->barrier(rank_, name);
+  if (!out.empty()) std::memcpy(out.data(), whole, out.size());
+  group_->barrier(rank_, name);
+}
+
+void ThreadCommunicator::all_gather(std::span<const std::byte> in, std::span<std::byte> out) {
+  const char* name = "all_gather";
+  check_size(out.size() == in.size() * size(), name);
+  group_->collect(rank_, {.operation = name, .in = in.data(), .bytes = in.size()});
+  for (int r = 0; r < size(); ++r) {
+    std::byte* to = out.data() + r * in.size();
+    if (!in.empty() && to != group_->post(r).in) std::memcpy(to, group_->post(r).in, in.size());
+  }
+  group_->barrier(rank_, name);
+}
+
+void ThreadCommunicator::reduce_scatter(std::span<const std::byte> in, std::span<std::byte> out, DType dtype, Reduction reduction) {
+  const char* name = "reduce_scatter";
+  check_size(in.size() == out.size() * size(), name);
+  group_->collect(rank_, {.operation = name, .in = in.data(), .bytes = in.size(), .detail = detail_of(dtype, reduction)});
+  size_t element_bytes = bytes_of(dtype, 1);
+  size_t count = element_bytes ? out.size() / element_bytes : 0;
+  auto parts = inputs();
+  reduce_parts(parts, out.data(), count * rank_, count, dtype, reduction);
+  group_->barrier(rank_, name);
+}
+
+// Through scratch [to][from][block], because `in` and `out` may be the same memory.
+void ThreadCommunicator::all_to_all(std::span<const std::byte> in, std::span<std::byte> out) {
+  const char* name = "all_to_all";
+  check_size(in.size() == out.size() && in.size() % size() == 0, name);
+  group_->collect(rank_, {.operation = name, .in = in.data(), .bytes = in.size()});
+  size_t block = in.size() / size();
+  std::byte* whole = group_scratch(in.size() * size(), name);
+  for (int to = 0; to < size() && block; ++to) std::memcpy(whole + to * in.size() + rank_ * block, in.data() + to * block, block);
+  group_->barrier(rank_, name);
+  if (block) std::memcpy(out.data(), whole + rank_ * in.size(), out.size());
+  group_->barrier(rank_, name);
+}
+
+void ThreadCommunicator::broadcast(std::span<std::byte> data, int root) {
+  const char* name = "broadcast";
+  check_rank(root);
+  group_->collect(rank_, {.operation = name, .in = data.data(), .bytes = data.size(), .detail = root});
+  if (rank_ != root && !data.empty()) std::memcpy(data.data(), group_->post(root).in, data.size());
+  group_->barrier(rank_, name);
+}
+
+std::unique_ptr<Communicator> ThreadCommunicator::split(int colour) {
+  const char* name = "split";
+  group_->collect(rank_, {.operation = name, .detail = colour, .detail_differs = true});
+  std::vector<int> members;
+  for (int r = 0; r < size(); ++r) {
+    if (group_->post(r).detail == colour) members.push_back(r);
+  }
+  if (rank_ == 0) group_->made.resize(size());
+  group_->barrier(rank_, name);
+  if (members.front() == rank_) {  // the lowest rank of a colour makes its group
+    auto child = std::make_shared<ThreadGroup>(static_cast<int>(members.size()), group_->timeout());
+    for (int r : members) group_->made[r] = child;
+    group_->add_child(child);
+  }
+  group_->barrier(rank_, name);
+  std::shared_ptr<ThreadGroup> mine = std::move(group_->made[rank_]);
+  int place = 0;
+  while (members[place] != rank_) ++place;
+  group_->barrier(rank_, name);
+  return std::make_unique<ThreadCommunicator>(mine, place);
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int size, std::chrono::milliseconds timeout) {
+  auto group = std::make_shared<ThreadGroup>(size, timeout);
+  std::vector<std::unique_ptr<Communicator>> ranks;
+  for (int r = 0; r < size; ++r) ranks.push_back(std::make_unique<ThreadCommunicator>(group, r));
+  return ranks;
+}
+
+}  // namespace fretsaw
