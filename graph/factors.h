@@ -23,6 +23,7 @@ struct Factor {
   Dim size;
   Kind kind = Kind::parallel;
   std::string name;  // for people: "m", "batch"
+  bool repeated = false;  // only in outputs, which are the same at every index along it (Expand, Tile)
 };
 struct FactorRule {
   std::vector<Factor> factors;
@@ -33,5 +34,7 @@ struct FactorRule {
 
 // The rule of this node at the shapes its values have. Never throws for odd nodes: `unknown` says why.
 FactorRule factor_rule(const Node& node);
+// "m k, k n -> m n | sum k"; the factors of one dimension stand in parentheses, "1" is a dimension without factors.
+std::string to_string(const FactorRule& rule);
 
 }  // namespace fretsaw

@@ -2,8 +2,10 @@
 #pragma once
 #include <functional>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
+#include "graph/io.h"
 #include "graph/ir.h"
 
 namespace fretsaw {
@@ -29,6 +31,8 @@ void inline_functions(Model& model);      // graph/passes/inline_functions.cpp
 void constants_to_initializers(Model& model);
 void upgrade_opset(Model& model);         // graph/passes/upgrade_opset.cpp: opset 7 and later to newest_opset()
 void remove_identities(Model& model);     // Identity, Dropout in inference mode with no mask, Cast to the same type
+// A node without a kernel whose operator ONNX defines by a function body is replaced by that body, again and again. Needs inferred types.
+void decompose_to_functions(Model& model, const std::function<bool(const Node&)>& has_kernel);
 int64_t newest_opset();                   // the ai.onnx version every later pass and kernel sees
 
 // --- patterns: what exporters wrote in pieces becomes the operator it was (graph/passes/fuse_patterns.cpp) ---
@@ -46,13 +50,23 @@ void mark_groups(Model& model);
 // integer tensors propagated (symbolic elements too). Types in the file are hints that are overwritten; where inference knows
 // less than a hint of the same rank, the hint's symbols stay.
 struct InferOptions {
-  // Called for a node all of whose inputs are constant: may return its outputs (constants) to be known from then on.
-  std::function<bool(const Node&, std::vector<TensorPtr>& outputs)> evaluate;
+  // Called for a node all of whose inputs are known: may return its outputs, which are then known too (true).
+  std::function<bool(const Node&, const std::vector<TensorPtr>& inputs, std::vector<TensorPtr>& outputs)> evaluate;
   bool keep_hints = true;  // false: types in the file are not believed at all (the runtime's choice)
 };
+// One element of an integer tensor: a number, a symbolic expression, or (neither) unknown.
+struct ShapeElement {
+  std::optional<int64_t> value;
+  std::string symbol;
+  bool operator==(const ShapeElement&) const = default;
+};
 struct ShapeFacts {
-  // Known contents of integer tensors (shape arithmetic): constants, and vectors with symbolic elements.
-  std::unordered_map<const Value*, std::vector<Dim>> contents;
+  // What is known of small integer tensors (shape arithmetic), element by element: constants too.
+  std::unordered_map<const Value*, std::vector<ShapeElement>> contents;
+  // Values with a producer that are fully known: by shape arithmetic, or by `evaluate`.
+  std::unordered_map<const Value*, TensorPtr> known;
+  std::unordered_set<const Value*> constants;  // initializers that no caller can override
+  std::vector<Finding> faults;  // nodes whose inputs do not fit, by ONNX's inference; their outputs stay unknown
 };
 ShapeFacts infer_shapes(Model& model, const InferOptions& options = {});
 // Gives graph inputs fixed shapes ("--shape NAME=D,D"). Throws Error for an unknown name or a rank that differs.

@@ -75,6 +75,7 @@ struct Plan {
   std::map<std::string, std::string> shardings;  // tensor -> "[_, tensor]"
   std::vector<std::string> notes;
   std::string target = "cpu";
+  double link_bytes_per_us = 0, link_latency_us = 0;  // between two ranks of the target, as the costs assume
   bool structure_only = false;
   std::shared_ptr<Model> annotated;   // the source with ONNX's multi-device annotations, for annotated.onnx; null when not made
 };

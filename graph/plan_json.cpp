@@ -121,6 +121,7 @@ std::string plan_to_json(const Plan& plan) {
   j["format_version"] = Plan::format_version;
   j["source"] = {{"file", text(plan.source_file)}, {"digest", plan.source_digest}};
   j["target"] = text(plan.target);
+  j["link"] = {{"bytes_per_us", plan.link_bytes_per_us}, {"latency_us", plan.link_latency_us}};
   j["structure_only"] = plan.structure_only;
   j["mesh"] = {{"data", plan.mesh.data}, {"pipeline", plan.mesh.pipeline}, {"tensor", plan.mesh.tensor}};
   j["micro_batches"] = plan.micro_batches;
@@ -313,6 +314,8 @@ Plan plan_from_json(const std::string& source) {
   plan.source_file = root.at("source").at("file").text();
   plan.source_digest = root.at("source").at("digest").text();
   plan.target = root.at("target").text();
+  plan.link_bytes_per_us = root.at("link").at("bytes_per_us").number();
+  plan.link_latency_us = root.at("link").at("latency_us").number();
   plan.structure_only = root.at("structure_only").boolean();
   Field mesh = root.at("mesh");
   plan.mesh = {mesh.at("data").small(1), mesh.at("pipeline").small(1), mesh.at("tensor").small(1)};

@@ -1,5 +1,6 @@
 // Running a plan: ranks, their programs, and steps from whole inputs to whole outputs.
 #pragma once
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -17,6 +18,8 @@ struct SessionOptions {
   bool random_weights = false;  // fill missing weights by (weight_seed, source name, element)
   uint64_t weight_seed = 0;
   bool trace = false;
+  // For tests: called on the rank's thread before each forward; what it throws is that rank's failure.
+  std::function<void(int rank, int micro_batch)> before_forward;
 };
 
 struct RankReport {

@@ -342,6 +342,10 @@ void read_header(const onnx::ModelProto& proto, Model& model) {
 
 GraphPtr graph_from_proto(const onnx::GraphProto& proto, Graph* parent, const std::string& folder) {
   FileCache files;
+  return graph_from_proto(proto, parent, folder, files);
+}
+
+GraphPtr graph_from_proto(const onnx::GraphProto& proto, Graph* parent, const std::string& folder, FileCache& files) {
   ReadOptions options;
   GraphReader reader(folder, files, options, onnx::Version::IR_VERSION, nullptr);
   reader.enter(parent);

@@ -28,5 +28,7 @@ Model model_from_proto(onnx::ModelProto& proto, const std::string& folder, FileC
 // A graph as the proto says, with nodes sorted; names that its nodes use and it does not make are looked up in `parent` and its parents.
 // Attributes with a ref_attr_name are kept in Attribute::refers_to.
 GraphPtr graph_from_proto(const onnx::GraphProto& proto, Graph* parent, const std::string& folder);
+// The same for protos that hold bytes mapped from `files.model_file` (functions of a model).
+GraphPtr graph_from_proto(const onnx::GraphProto& proto, Graph* parent, const std::string& folder, FileCache& files);
 
 }  // namespace fretsaw

@@ -1,6 +1,7 @@
 // Editing node lists, counting uses, reading small constants.
 #include "graph/passes/rewrite.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -170,8 +171,14 @@ T element(const Tensor& tensor, int64_t i) {
 
 }  // namespace
 
-bool float_values(const Value* value, std::vector<double>& numbers) {
+bool is_fixed(const Value* value) {
   if (!value || !value->constant) return false;
+  const auto& inputs = value->graph->inputs;
+  return std::find(inputs.begin(), inputs.end(), value) == inputs.end();
+}
+
+bool float_values(const Value* value, std::vector<double>& numbers) {
+  if (!is_fixed(value)) return false;
   const Tensor& t = *value->constant;
   if (t.is_missing() || (!t.data && t.count() > 0)) return false;
   if (t.dtype != DType::float32 && t.dtype != DType::float64 && t.dtype != DType::float16 && t.dtype != DType::bfloat16) return false;
@@ -187,7 +194,7 @@ bool float_values(const Value* value, std::vector<double>& numbers) {
 }
 
 bool scalar_value(const Value* value, double& number) {
-  if (!value || !value->constant || value->constant->count() != 1) return false;
+  if (!value || !value->constant || value->constant->count() != 1 || !is_fixed(value)) return false;
   std::vector<double> numbers;
   if (float_values(value, numbers)) {
     number = numbers[0];

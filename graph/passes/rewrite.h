@@ -61,9 +61,11 @@ struct Uses {
   const std::vector<Node*>& of(const Value* value) const;
 };
 
-// The number in a floating-point or integer constant of one element.
+// Whether a value is constant for good: an initializer that is no input, which a caller may override.
+bool is_fixed(const Value* value);
+// The number in a fixed floating-point or integer constant of one element.
 bool scalar_value(const Value* value, double& number);
-// All elements of a float16, bfloat16, float32 or float64 constant; false for other types and missing bytes.
+// All elements of a fixed float16, bfloat16, float32 or float64 constant; false for other types and missing bytes.
 bool float_values(const Value* value, std::vector<double>& numbers);
 
 // Element types as far as the operators' schemas tell them from inputs and constants; types in the file of other values are not trusted.

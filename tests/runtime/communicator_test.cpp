@@ -321,8 +321,12 @@ TEST_P(CommunicatorTest, WaitingEndsAtTheTimeOut) {
   on_ranks(
       [&](Communicator& c) {
         std::vector<int> data(1);
-        if (c.rank() == 0) EXPECT_THROW(c.irecv(bytes(data), 1, 4)->wait(), Error);
-        if (c.rank() == 1) EXPECT_THROW(c.barrier(), Error);
+        if (c.rank() == 0) {
+          EXPECT_THROW(c.irecv(bytes(data), 1, 4)->wait(), Error);
+        }
+        if (c.rank() == 1) {
+          EXPECT_THROW(c.barrier(), Error);
+        }
       },
       milliseconds(100));
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2));

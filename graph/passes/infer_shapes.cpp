@@ -1,0 +1,444 @@
+// Types of all values, by ONNX's own inference functions, in one walk over the graph.
+#include <fmt/format.h>
+#include <onnx/defs/schema.h>
+#include <onnx/defs/shape_inference.h>
+
+#include <deque>
+
+#include "graph/errors.h"
+#include "graph/passes.h"
+#include "graph/passes/shape_contents.h"
+#include "graph/symbolic.h"
+
+namespace fretsaw {
+namespace {
+
+constexpr int64_t kMaxKnownElements = 1 << 16;  // larger constants are not shown to inference functions
+
+class Engine {
+ public:
+  Engine(Model& model, const InferOptions& options, ShapeFacts& facts) : model_(model), options_(options), facts_(facts) {}
+
+  void run(Graph& graph) {
+    for (Value& v : graph.all_values()) {
+      if (!v.constant) continue;
+      v.type = Type::tensor(v.constant->dtype, shape_of(v.constant->dims));
+      bool default_only = std::find(graph.inputs.begin(), graph.inputs.end(), &v) != graph.inputs.end();
+      if (!default_only) note_constant(&v, v.constant);
+    }
+    for (Node* node : graph.nodes) infer(*node);
+  }
+
+  const onnx::TypeProto* type_proto(const Value* v) {
+    auto& slot = types_[v];
+    if (!slot && v->type.kind != Type::Kind::unknown) {
+      slot = std::make_unique<onnx::TypeProto>();
+      to_proto(v->type, *slot);
+    }
+    return slot.get();
+  }
+
+  const onnx::TensorProto* data_proto(const Value* v) {
+    TensorPtr t = tensor_of(v);
+    if (!t || t->count() > kMaxKnownElements || t->is_missing() || t->generate) return nullptr;
+    auto& slot = tensors_[v];
+    if (!slot) {
+      slot = std::make_unique<onnx::TensorProto>();
+      to_proto(*t, *slot);
+    }
+    return slot.get();
+  }
+
+  // A shape whose elements are partly symbols, as a TensorShapeProto.
+  const onnx::TensorShapeProto* symbolic_proto(const Value* v) {
+    auto it = facts_.contents.find(v);
+    if (it == facts_.contents.end()) return nullptr;
+    auto& slot = symbolic_[v];
+    if (!slot) {
+      slot = std::make_unique<onnx::TensorShapeProto>();
+      for (const ShapeElement& e : it->second) {
+        auto* d = slot->add_dim();
+        if (e.value) d->set_dim_value(*e.value);
+        else if (!e.symbol.empty()) d->set_dim_param(e.symbol);
+      }
+    }
+    return slot.get();
+  }
+
+  std::vector<const onnx::TypeProto*> infer_body(Graph& body, const std::vector<const onnx::TypeProto*>& inputs) {
+    for (size_t i = 0; i < body.inputs.size(); ++i) {
+      if (i < inputs.size() && inputs[i]) body.inputs[i]->type = type_from_proto(*inputs[i]);
+      else if (!options_.keep_hints) body.inputs[i]->type = {};
+      forget(body.inputs[i]);
+    }
+    for (Node* node : body.nodes)
+      for (Value* v : node->outputs)
+        if (v) forget(v);
+    run(body);
+    std::vector<const onnx::TypeProto*> outputs;
+    for (const Value* v : body.outputs) outputs.push_back(type_proto(v));
+    return outputs;
+  }
+
+ private:
+  TensorPtr tensor_of(const Value* v) const {
+    auto it = facts_.known.find(v);
+    if (it != facts_.known.end()) return it->second;
+    return v->constant && facts_.constants.count(v) ? v->constant : nullptr;
+  }
+
+  void note_constant(const Value* v, const TensorPtr& t) {
+    if (!v->producer) facts_.constants.insert(v);
+    if (t->dims.size() > 1 || t->count() > static_cast<int64_t>(kMaxContents)) return;
+    if (t->dtype != DType::int64 && t->dtype != DType::int32 && t->dtype != DType::boolean) return;
+    if (auto values = int_values(*t)) {
+      Elements e;
+      for (int64_t x : *values) e.push_back({x, ""});
+      facts_.contents[v] = std::move(e);
+    }
+  }
+
+  void forget(const Value* v) {
+    types_.erase(v);
+    tensors_.erase(v);
+    symbolic_.erase(v);
+    facts_.contents.erase(v);
+    facts_.known.erase(v);
+  }
+
+  void infer(Node& node);
+  bool evaluate(Node& node);
+  void infer_types(Node& node);
+  void refine(Node& node);
+  void note_contents(Node& node);
+  const onnx::OpSchema* schema_of(const Node& node);
+
+  Model& model_;
+  const InferOptions& options_;
+  ShapeFacts& facts_;
+  std::unordered_map<const Value*, std::unique_ptr<onnx::TypeProto>> types_;
+  std::unordered_map<const Value*, std::unique_ptr<onnx::TensorProto>> tensors_;
+  std::unordered_map<const Value*, std::unique_ptr<onnx::TensorShapeProto>> symbolic_;
+  std::unordered_map<std::string, const onnx::OpSchema*> schemas_;
+};
+
+class BodyInferencer : public onnx::GraphInferencer {
+ public:
+  BodyInferencer(Engine& engine, Graph& body) : engine_(engine), body_(body) {}
+  std::vector<const onnx::TypeProto*> doInferencing(const std::vector<const onnx::TypeProto*>& types, const std::vector<const onnx::TensorProto*>&) override {
+    return engine_.infer_body(body_, types);
+  }
+
+ private:
+  Engine& engine_;
+  Graph& body_;
+};
+
+// What ONNX's inference functions ask of a node.
+class NodeContext : public onnx::InferenceContext {
+ public:
+  NodeContext(Engine& engine, const Node& node) : engine_(engine), node_(node), outputs_(node.outputs.size()) {}
+
+  const onnx::AttributeProto* getAttribute(const std::string& name) const override {
+    const Attribute* a = node_.attribute(name);
+    if (!a) return nullptr;
+    auto it = attributes_.find(a);
+    return it != attributes_.end() ? &it->second : &convert(*a);
+  }
+  size_t getNumInputs() const override { return node_.inputs.size(); }
+  const onnx::TypeProto* getInputType(size_t i) const override { return node_.input(i) ? engine_.type_proto(node_.input(i)) : nullptr; }
+  bool hasInput(size_t i) const override { return node_.input(i) != nullptr; }
+  const onnx::TensorProto* getInputData(size_t i) const override { return node_.input(i) ? engine_.data_proto(node_.input(i)) : nullptr; }
+  const onnx::TensorShapeProto* getSymbolicInput(size_t i) const override { return node_.input(i) ? engine_.symbolic_proto(node_.input(i)) : nullptr; }
+  const onnx::SparseTensorProto* getInputSparseData(size_t) const override { return nullptr; }
+  size_t getNumOutputs() const override { return outputs_.size(); }
+  onnx::TypeProto* getOutputType(size_t i) override {
+    if (i >= outputs_.size()) throw Error("has more outputs than its operator");
+    return &outputs_[i];
+  }
+  bool hasOutput(size_t i) override { return node_.out(i) != nullptr; }
+  onnx::GraphInferencer* getGraphAttributeInferencer(const std::string& name) override {
+    GraphPtr body = node_.get_graph(name);
+    if (!body) throw Error("attribute '" + name + "' holds no graph").at_node(node_.name, node_.op);
+    return &inferencers_.emplace_back(engine_, *body);
+  }
+  std::string getDisplayName() const override { return node_.name; }
+  const onnx::TypeProto& output(size_t i) const { return outputs_[i]; }
+
+ private:
+  const onnx::AttributeProto& convert(const Attribute& a) const {
+    onnx::AttributeProto& p = attributes_[&a];
+    p.set_name(a.name);
+    if (const auto* i = std::get_if<int64_t>(&a.value)) {
+      p.set_type(onnx::AttributeProto::INT);
+      p.set_i(*i);
+    } else if (const auto* f = std::get_if<float>(&a.value)) {
+      p.set_type(onnx::AttributeProto::FLOAT);
+      p.set_f(*f);
+    } else if (const auto* s = std::get_if<std::string>(&a.value)) {
+      p.set_type(onnx::AttributeProto::STRING);
+      p.set_s(*s);
+    } else if (const auto* is = std::get_if<std::vector<int64_t>>(&a.value)) {
+      p.set_type(onnx::AttributeProto::INTS);
+      p.mutable_ints()->Add(is->begin(), is->end());
+    } else if (const auto* fs = std::get_if<std::vector<float>>(&a.value)) {
+      p.set_type(onnx::AttributeProto::FLOATS);
+      p.mutable_floats()->Add(fs->begin(), fs->end());
+    } else if (const auto* ss = std::get_if<std::vector<std::string>>(&a.value)) {
+      p.set_type(onnx::AttributeProto::STRINGS);
+      for (const auto& one : *ss) p.add_strings(one);
+    } else if (const auto* t = std::get_if<TensorPtr>(&a.value)) {
+      p.set_type(onnx::AttributeProto::TENSOR);
+      to_proto(**t, *p.mutable_t());
+    } else if (const auto* o = std::get_if<OpaqueAttribute>(&a.value)) {
+      p.ParseFromString(o->proto);
+    } else if (std::holds_alternative<GraphPtr>(a.value)) {
+      p.set_type(onnx::AttributeProto::GRAPH);
+    }
+    return p;
+  }
+
+  Engine& engine_;
+  const Node& node_;
+  std::vector<onnx::TypeProto> outputs_;
+  mutable std::unordered_map<const Attribute*, onnx::AttributeProto> attributes_;
+  std::deque<BodyInferencer> inferencers_;
+};
+
+const onnx::OpSchema* Engine::schema_of(const Node& node) {
+  auto [it, added] = schemas_.try_emplace(node.domain + ":" + node.op, nullptr);
+  if (added) {
+    auto opset = model_.opsets.find(node.domain);
+    int version = opset == model_.opsets.end() ? 1 : static_cast<int>(std::min<int64_t>(opset->second, INT32_MAX));
+    it->second = onnx::OpSchemaRegistry::Schema(node.op, version, node.domain);
+  }
+  return it->second;
+}
+
+// Where inference knows less than a hint of the same rank, the hint's dimensions stay.
+void keep_hint(Type& type, const Type& hint) {
+  if (type.kind == Type::Kind::unknown) {
+    type = hint;
+    return;
+  }
+  if (type.kind != hint.kind || !type.is_tensor()) return;
+  if (type.dtype == DType::undefined) type.dtype = hint.dtype;
+  if (!hint.shape) return;
+  if (!type.shape) type.shape = hint.shape;
+  if (type.shape->size() != hint.shape->size()) return;
+  for (size_t i = 0; i < type.shape->size(); ++i) {
+    Dim& d = (*type.shape)[i];
+    if (!d.known() && d.symbol.empty()) d = (*hint.shape)[i];
+  }
+}
+
+void Engine::infer(Node& node) {
+  std::vector<Type> hints;
+  for (Value* v : node.outputs) {
+    hints.push_back(v && options_.keep_hints ? v->type : Type());
+    if (v) v->type = {};
+  }
+  if (evaluate(node)) return;
+  infer_types(node);
+  refine(node);
+  for (size_t i = 0; i < node.outputs.size(); ++i)
+    if (node.outputs[i]) keep_hint(node.outputs[i]->type, hints[i]);
+  note_contents(node);
+}
+
+bool Engine::evaluate(Node& node) {
+  if (!options_.evaluate) return false;
+  std::vector<TensorPtr> inputs, outputs(node.outputs.size());
+  for (const Value* v : node.inputs) {
+    inputs.push_back(v ? tensor_of(v) : nullptr);
+    if (v && !inputs.back()) return false;
+  }
+  for (const Value* v : captures(node))
+    if (!tensor_of(v)) return false;
+  if (!options_.evaluate(node, inputs, outputs)) return false;
+  for (size_t i = 0; i < node.outputs.size(); ++i) {
+    Value* v = node.outputs[i];
+    if (!v || !outputs[i]) continue;
+    v->type = Type::tensor(outputs[i]->dtype, shape_of(outputs[i]->dims));
+    facts_.known[v] = outputs[i];
+    note_constant(v, outputs[i]);
+  }
+  return true;
+}
+
+void Engine::infer_types(Node& node) {
+  const onnx::OpSchema* schema = schema_of(node);
+  if (!schema || !schema->has_type_and_shape_inference_function()) return;
+  NodeContext context(*this, node);
+  try {
+    schema->GetTypeAndShapeInferenceFunction()(context);
+  } catch (const std::exception& e) {
+    facts_.faults.push_back({"error", node.name, node.out(0) ? node.out(0)->name : "", "shape-inference", fmt::format("node '{}' ({}): {}", node.name, node.op, e.what())});
+    return;
+  }
+  for (size_t i = 0; i < node.outputs.size(); ++i)
+    if (node.outputs[i]) node.outputs[i]->type = type_from_proto(context.output(i));
+}
+
+// The total of `x` over the product of the other target dimensions, where a target has one -1 and symbols elsewhere.
+std::optional<Shape> reshape_target(const Node& node, const Elements& target, const Shape& x) {
+  Shape out;
+  std::optional<size_t> open;
+  bool allow_zero = node.get_int("allowzero", 0) != 0;
+  for (size_t i = 0; i < target.size(); ++i) {
+    const ShapeElement& e = target[i];
+    if (e.value && *e.value == 0 && !allow_zero) {
+      if (i >= x.size()) return std::nullopt;
+      out.push_back(x[i]);
+    } else if (e.value && *e.value == -1) {
+      if (open) return std::nullopt;
+      open = i;
+      out.emplace_back();
+    } else if (e.value) {
+      if (*e.value < 0) return std::nullopt;
+      out.emplace_back(*e.value);
+    } else {
+      out.emplace_back(e.symbol);
+    }
+  }
+  if (open) {
+    Shape others = out;
+    others.erase(others.begin() + static_cast<long>(*open));
+    if (auto d = dim_divide(dim_product(x), dim_product(others))) out[*open] = *d;
+  }
+  return out;
+}
+
+// Where ONNX's inference gives up on symbols and arithmetic does not.
+void Engine::refine(Node& node) {
+  if (!node.domain.empty() || !node.out(0)) return;
+  Type& type = node.out(0)->type;
+  const Value* x = node.input(0);
+  if (!x || !x->type.is_tensor() || !x->type.shape || !type.is_tensor()) return;
+  if (type.shape && is_static(*type.shape)) return;
+  if (node.op == "Reshape" && node.input(1)) {
+    auto it = facts_.contents.find(node.input(1));
+    if (it == facts_.contents.end()) return;
+    if (auto shape = reshape_target(node, it->second, *x->type.shape)) type.shape = std::move(*shape);
+  } else if (node.op == "Flatten") {
+    auto rank = static_cast<int64_t>(x->type.shape->size());
+    int64_t axis = node.get_int("axis", 1);
+    if (axis < 0) axis += rank;
+    if (axis < 0 || axis > rank) return;
+    auto at = static_cast<size_t>(axis);
+    type.shape = Shape{dim_product(*x->type.shape, 0, at), dim_product(*x->type.shape, at)};
+  } else if (node.op == "Concat" && type.shape) {
+    auto rank = static_cast<int64_t>(type.shape->size());
+    int64_t axis = node.get_int("axis", 0);
+    if (axis < 0) axis += rank;
+    if (axis < 0 || axis >= rank) return;
+    Dim sum = 0;
+    for (const Value* v : node.inputs) {
+      if (!v || !v->type.shape || static_cast<int64_t>(v->type.shape->size()) != rank) return;
+      sum = dim_add(sum, (*v->type.shape)[static_cast<size_t>(axis)]);
+    }
+    (*type.shape)[static_cast<size_t>(axis)] = sum;
+  }
+}
+
+// The tensor that fully known elements make, in the value's type.
+TensorPtr tensor_from(const Type& type, const Elements& elements) {
+  if (!type.shape || !is_static(*type.shape)) return nullptr;
+  auto t = make_tensor(type.dtype, dims_of(*type.shape));
+  if (t->count() != static_cast<int64_t>(elements.size())) return nullptr;
+  for (size_t i = 0; i < elements.size(); ++i) {
+    if (!elements[i].value) return nullptr;
+    int64_t v = *elements[i].value;
+    switch (type.dtype) {
+      case DType::int64:
+        reinterpret_cast<int64_t*>(mutable_data(*t))[i] = v;
+        break;
+      case DType::int32:
+        reinterpret_cast<int32_t*>(mutable_data(*t))[i] = static_cast<int32_t>(v);
+        break;
+      case DType::boolean:
+        reinterpret_cast<uint8_t*>(mutable_data(*t))[i] = v != 0;
+        break;
+      default:
+        return nullptr;
+    }
+  }
+  return t;
+}
+
+void Engine::note_contents(Node& node) {
+  auto lookup = [&](const Value* v) -> const Elements* {
+    auto it = facts_.contents.find(v);
+    return it == facts_.contents.end() ? nullptr : &it->second;
+  };
+  auto note = [&](Value* v, Elements elements) {
+    if (v->type.shape && is_static(*v->type.shape) && count_of(dims_of(*v->type.shape)) != static_cast<int64_t>(elements.size())) return;
+    if (TensorPtr t = tensor_from(v->type, elements)) facts_.known[v] = t;
+    facts_.contents[v] = std::move(elements);
+  };
+  if (node.is("Constant") && node.out(0)) {
+    if (TensorPtr t = node.get_tensor("value")) {
+      facts_.known[node.out(0)] = t;
+      note_constant(node.out(0), t);
+    }
+    return;
+  }
+  if (node.is("Split")) {
+    auto parts = contents_of_split(node, lookup);
+    for (size_t i = 0; i < parts.size(); ++i) note(node.outputs[i], std::move(parts[i]));
+    return;
+  }
+  if (auto elements = contents_of_node(node, lookup)) note(node.out(0), std::move(*elements));
+}
+
+}  // namespace
+
+ShapeFacts infer_shapes(Model& model, const InferOptions& options) {
+  ShapeFacts facts;
+  Engine(model, options, facts).run(*model.graph);
+  return facts;
+}
+
+void set_input_shapes(Model& model, const std::map<std::string, Dims>& shapes) {
+  for (const auto& [name, dims] : shapes) {
+    Value* input = nullptr;
+    for (Value* v : model.graph->inputs)
+      if (v->name == name) input = v;
+    if (!input) {
+      std::string names;
+      for (const Value* v : model.graph->inputs) names += (names.empty() ? "'" : ", '") + v->name + "'";
+      throw Error("--shape names '" + name + "', which is no input of the model", "its inputs are " + (names.empty() ? "none" : names), ErrorCode::usage).in_file(model.path);
+    }
+    Type& type = input->type;
+    auto refuse = [&](const std::string& what) {
+      throw Error(fmt::format("--shape gives '{}' the shape {}, {}", name, to_string(dims), what), "give it as the model has it: " + to_string(type), ErrorCode::usage).in_file(model.path);
+    };
+    if (!type.is_tensor()) refuse("and it is no tensor");
+    if (type.shape && type.shape->size() != dims.size()) refuse("and its rank is " + std::to_string(type.shape->size()));
+    for (size_t i = 0; i < dims.size(); ++i) {
+      if (dims[i] < 0) refuse("with a negative dimension");
+      if (type.shape && (*type.shape)[i].known() && (*type.shape)[i].value != dims[i]) refuse("which differs from a fixed dimension");
+    }
+    type.shape = shape_of(dims);
+  }
+}
+
+int fold_shape_arithmetic(Model& model, const ShapeFacts& facts) {
+  Graph& graph = *model.graph;
+  std::unordered_map<const Value*, Value*> constants;
+  for (Node* node : graph.nodes)
+    for (Value*& v : node->inputs) {
+      if (!v || !v->producer) continue;
+      auto it = facts.known.find(v);
+      if (it == facts.known.end()) continue;
+      Value*& constant = constants[v];
+      if (!constant) {
+        constant = graph.add_constant(graph.fresh_name(v->name + "_folded"), it->second);
+        constant->source = v->source_name();
+      }
+      v = constant;
+    }
+  return constants.empty() ? 0 : remove_dead_nodes(graph);
+}
+
+}  // namespace fretsaw

@@ -1,0 +1,263 @@
+// Operators on regions of an image: RoiAlign, MaxRoiPool, Col2Im.
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/cpu/element_copy.h"
+#include "kernels/cpu/image.h"
+#include "kernels/cpu/indexing.h"
+#include "kernels/cpu/numbers.h"
+#include "kernels/cpu/parallel.h"
+
+namespace fretsaw {
+namespace {
+
+struct RoiAlignNode {
+  bool average, half_pixel;
+  int64_t height, width, sampling;
+  double scale;
+
+  explicit RoiAlignNode(const Node& node)
+      : average(node.get_string("mode", "avg") == "avg"),
+        half_pixel(node.get_string("coordinate_transformation_mode", "half_pixel") == "half_pixel"),
+        height(node.get_int("output_height", 1)),
+        width(node.get_int("output_width", 1)),
+        sampling(node.get_int("sampling_ratio", 0)),
+        scale(node.get_float("spatial_scale", 1)) {
+    const std::string mode = node.get_string("mode", "avg");
+    require(mode == "avg" || mode == "max", "the mode must be avg or max");
+    require(height > 0 && width > 0 && sampling >= 0 && sampling <= 1 << 16, "the output's size and the sampling ratio must be positive");
+  }
+};
+
+// The four elements around a point of a plane and their weights; all zero for a point outside.
+struct BilinearPoint {
+  int64_t offset[4] = {0, 0, 0, 0};
+  double weight[4] = {0, 0, 0, 0};
+};
+
+BilinearPoint bilinear_point(double y, double x, int64_t height, int64_t width) {
+  BilinearPoint point;
+  if (!(y >= -1 && y <= static_cast<double>(height) && x >= -1 && x <= static_cast<double>(width))) return point;
+  const auto split = [](double at, int64_t extent, int64_t& low, int64_t& high, double& part) {
+    at = std::max(at, 0.0);
+    low = std::min(static_cast<int64_t>(at), extent - 1);
+    high = std::min(low + 1, extent - 1);
+    part = low == high ? 0 : at - static_cast<double>(low);
+  };
+  int64_t y0, y1, x0, x1;
+  double py, px;
+  split(y, height, y0, y1, py);
+  split(x, width, x0, x1, px);
+  return {{y0 * width + x0, y0 * width + x1, y1 * width + x0, y1 * width + x1},
+          {(1 - py) * (1 - px), (1 - py) * px, py * (1 - px), py * px}};
+}
+
+// The sample points of one region: for each output element `each` of them.
+struct RoiPoints {
+  std::vector<BilinearPoint> points;
+  int64_t each = 0;
+};
+
+RoiPoints roi_points(const RoiAlignNode& node, const double* roi, int64_t height, int64_t width) {
+  const double offset = node.half_pixel ? 0.5 : 0;
+  const double x0 = roi[0] * node.scale - offset, y0 = roi[1] * node.scale - offset;
+  double roi_width = roi[2] * node.scale - offset - x0, roi_height = roi[3] * node.scale - offset - y0;
+  if (!node.half_pixel) roi_width = std::max(roi_width, 1.0), roi_height = std::max(roi_height, 1.0);
+  const double bin_height = roi_height / static_cast<double>(node.height), bin_width = roi_width / static_cast<double>(node.width);
+  if (!(std::fabs(bin_height) < 1 << 14 && std::fabs(bin_width) < 1 << 14)) throw Error("a region is too large or not a number");
+  const int64_t grid_h = node.sampling > 0 ? node.sampling : std::max<int64_t>(0, static_cast<int64_t>(std::ceil(bin_height)));
+  const int64_t grid_w = node.sampling > 0 ? node.sampling : std::max<int64_t>(0, static_cast<int64_t>(std::ceil(bin_width)));
+  RoiPoints result{.each = grid_h * grid_w};
+  require(result.each * node.height * node.width < int64_t{1} << 28, "a region has too many sample points", "lower the sampling ratio");
+  for (int64_t ph = 0; ph < node.height; ++ph) {
+    for (int64_t pw = 0; pw < node.width; ++pw) {
+      for (int64_t iy = 0; iy < grid_h; ++iy) {
+        const double y = y0 + (static_cast<double>(ph) + (static_cast<double>(iy) + 0.5) / static_cast<double>(grid_h)) * bin_height;
+        for (int64_t ix = 0; ix < grid_w; ++ix) {
+          const double x = x0 + (static_cast<double>(pw) + (static_cast<double>(ix) + 0.5) / static_cast<double>(grid_w)) * bin_width;
+          result.points.push_back(bilinear_point(y, x, height, width));
+        }
+      }
+    }
+  }
+  return result;
+}
+
+template <typename T>
+T pooled_points(const BilinearPoint* points, int64_t count, const T* plane, bool average) {
+  T sum = 0, highest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    T best = 0;
+    for (int k = 0; k < 4; ++k) {
+      const T part = static_cast<T>(points[i].weight[k]) * plane[points[i].offset[k]];
+      sum += part;
+      best = k == 0 ? part : std::max(best, part);  // ONNX: the largest of the weighted elements, not of their sums
+    }
+    highest = i == 0 ? best : std::max(highest, best);
+  }
+  return average ? sum / static_cast<T>(std::max<int64_t>(count, 1)) : highest;
+}
+
+CompiledKernel make_roi_align(const CompileContext& c) {
+  const RoiAlignNode node(c.node());
+  return {[node](RunContext& r) {
+    const TensorView &x = r.input(0), &rois = r.input(1);  // [N, C, H, W], [R, 4]
+    require(x.rank() == 4 && rois.rank() == 2 && rois.dims[1] == 4, "the image must be [N, C, H, W] and the regions [R, 4]");
+    const std::vector<int64_t> batch = r.input_ints(2);
+    for (int64_t b : batch) {
+      if (b < 0 || b >= x.dims[0]) throw_index_out_of_range(b, x.dims[0]);
+    }
+    require(static_cast<int64_t>(batch.size()) == rois.dims[0], "there must be one batch index for each region");
+    const std::vector<double> corners = as_doubles(rois);
+    const int64_t channels = x.dims[1], height = x.dims[2], width = x.dims[3], bins = node.height * node.width;
+    TensorView& y = sized_output(r, 0, {rois.dims[0], channels, node.height, node.width}, x.dtype);
+    if (y.count() == 0) return;
+    require(height > 0 && width > 0, "an image without elements has no regions");
+    with_compute_type(x.dtype, [&]<typename T>() {
+      NumberReader<T> from(x);
+      NumberWriter<T> to(y);
+      parallel_for(rois.dims[0], 1, r.threads(), [&](int64_t begin, int64_t end) {
+        for (int64_t roi = begin; roi < end; ++roi) {
+          const RoiPoints found = roi_points(node, corners.data() + roi * 4, height, width);
+          for (int64_t i = 0; i < channels * bins; ++i) {
+            const T* plane = from.data() + (batch[static_cast<size_t>(roi)] * channels + i / bins) * height * width;
+            to[roi * channels * bins + i] = pooled_points(found.points.data() + i % bins * found.each, found.each, plane, node.average);
+          }
+        }
+      });
+      to.finish();
+    });
+  }};
+}
+
+// Rows or columns [first, last) of a bin of MaxRoiPool.
+struct Extent {
+  int64_t first, last;
+};
+Extent bin_extent(int64_t bin, int64_t bins, double start, double length, int64_t limit) {
+  const double each = length / static_cast<double>(bins), extent = static_cast<double>(limit);
+  const double first = std::clamp(std::floor(static_cast<double>(bin) * each) + start, 0.0, extent);
+  const double last = std::clamp(std::ceil(static_cast<double>(bin + 1) * each) + start, 0.0, extent);
+  return {static_cast<int64_t>(first), static_cast<int64_t>(last)};
+}
+
+CompiledKernel make_max_roi_pool(const CompileContext& c) {
+  const std::vector<int64_t> pooled = c.node().get_ints("pooled_shape");
+  const double scale = c.node().get_float("spatial_scale", 1);
+  require(pooled.size() == 2 && pooled[0] > 0 && pooled[1] > 0, "pooled_shape must be two positive numbers");
+  return {[=](RunContext& r) {
+    const TensorView &x = r.input(0), &rois = r.input(1);  // [N, C, H, W], [R, 5]
+    require(x.rank() == 4 && rois.rank() == 2 && rois.dims[1] == 5, "the image must be [N, C, H, W] and the regions [R, 5]");
+    const std::vector<double> regions = as_doubles(rois);
+    const int64_t channels = x.dims[1], height = x.dims[2], width = x.dims[3];
+    TensorView& y = sized_output(r, 0, {rois.dims[0], channels, pooled[0], pooled[1]}, x.dtype);
+    with_compute_type(x.dtype, [&]<typename T>() {
+      NumberReader<T> from(x);
+      NumberWriter<T> to(y);
+      int64_t out = 0;
+      for (int64_t roi = 0; roi < rois.dims[0]; ++roi) {
+        const double* region = regions.data() + roi * 5;
+        require(std::all_of(region, region + 5, [](double v) { return std::isfinite(v) && std::fabs(v) < 0x1p40; }),
+                "a region is too large or not a number");
+        const int64_t batch = static_cast<int64_t>(region[0]);
+        if (batch < 0 || batch >= x.dims[0]) throw_index_out_of_range(batch, x.dims[0]);
+        const double x0 = std::round(region[1] * scale), y0 = std::round(region[2] * scale);
+        const double roi_width = std::max(std::round(region[3] * scale) - x0 + 1, 1.0);
+        const double roi_height = std::max(std::round(region[4] * scale) - y0 + 1, 1.0);
+        for (int64_t i = 0; i < channels * pooled[0] * pooled[1]; ++i) {
+          const Extent rows = bin_extent(i / pooled[1] % pooled[0], pooled[0], y0, roi_height, height);
+          const Extent columns = bin_extent(i % pooled[1], pooled[1], x0, roi_width, width);
+          const T* plane = from.data() + (batch * channels + i / (pooled[0] * pooled[1])) * height * width;
+          const bool empty = rows.first >= rows.last || columns.first >= columns.last;
+          T highest = empty ? T(0) : plane[rows.first * width + columns.first];
+          for (int64_t h = rows.first; h < rows.last; ++h) {
+            for (int64_t w = columns.first; w < columns.last; ++w) highest = std::max(highest, plane[h * width + w]);
+          }
+          to[out++] = highest;
+        }
+      }
+      to.finish();
+    });
+  }};
+}
+
+struct Col2ImNode {
+  Dims image, block, dilations, pads, strides, columns;  // columns: how many blocks along each axis
+};
+
+// Adds every block element of one channel to the image. x [block elements, blocks], y the image, zero before.
+template <typename T>
+void add_blocks(const Col2ImNode& node, const T* x, T* y) {
+  const size_t rank = node.image.size();
+  const int64_t elements = count_of(node.block), blocks = count_of(node.columns);
+  for (int64_t element = 0; element < elements; ++element) {
+    for (int64_t block = 0; block < blocks; ++block) {
+      int64_t rest_element = element, rest_block = block, offset = 0, stride = 1;
+      bool inside = true;
+      for (size_t d = rank; d-- > 0;) {
+        const int64_t at = rest_block % node.columns[d] * node.strides[d] + rest_element % node.block[d] * node.dilations[d] - node.pads[d];
+        inside &= at >= 0 && at < node.image[d];
+        offset += at * stride;
+        stride *= node.image[d];
+        rest_block /= node.columns[d];
+        rest_element /= node.block[d];
+      }
+      if (inside) y[offset] += x[element * blocks + block];
+    }
+  }
+}
+
+Col2ImNode col2im_node(const Node& attributes, Dims image, Dims block) {
+  const size_t rank = image.size();
+  Col2ImNode node{.image = std::move(image),
+                  .block = std::move(block),
+                  .dilations = attributes.get_ints("dilations", Dims(rank, 1)),
+                  .pads = attributes.get_ints("pads", Dims(2 * rank, 0)),
+                  .strides = attributes.get_ints("strides", Dims(rank, 1))};
+  require(rank > 0 && node.block.size() == rank && node.dilations.size() == rank && node.pads.size() == 2 * rank &&
+              node.strides.size() == rank,
+          "the image, block, dilations, pads and strides must have one number for each axis");
+  constexpr int64_t kLimit = int64_t{1} << 24;
+  for (size_t d = 0; d < rank; ++d) {
+    for (int64_t v : {node.image[d], node.block[d], node.dilations[d], node.strides[d]}) require(v > 0 && v < kLimit, "a size is out of range");
+    for (int64_t v : {node.pads[d], node.pads[rank + d]}) require(v >= 0 && v < kLimit, "a pad is out of range");
+    const int64_t room = node.image[d] + node.pads[d] + node.pads[rank + d] - node.dilations[d] * (node.block[d] - 1) - 1;
+    node.columns.push_back(room < 0 ? 0 : room / node.strides[d] + 1);
+  }
+  return node;
+}
+
+CompiledKernel make_col2im(const CompileContext& c) {
+  const Node* attributes = &c.node();
+  const auto owner = std::make_shared<Node>(*attributes);  // the graph may be gone when the kernel runs
+  return {[owner](RunContext& r) {
+    const TensorView& x = r.input(0);  // [N, C * block elements, blocks]
+    const Col2ImNode node = col2im_node(*owner, r.input_ints(1), r.input_ints(2));
+    const int64_t elements = count_of(node.block), blocks = count_of(node.columns);
+    require(x.rank() == 3 && x.dims[1] % elements == 0 && x.dims[2] == blocks, "the input does not have the blocks that the image needs");
+    const int64_t channels = x.dims[1] / elements, each = count_of(node.image);
+    Dims dims = {x.dims[0], channels};
+    dims.insert(dims.end(), node.image.begin(), node.image.end());
+    TensorView& y = sized_output(r, 0, dims, x.dtype);
+    const bool wide = is_integer(x.dtype) || x.dtype == DType::float64;
+    with_compute_type(wide ? DType::float64 : DType::float32, [&]<typename T>() {
+      NumberReader<T> from(x);
+      NumberWriter<T> to(y);
+      std::fill_n(to.data(), y.count(), T(0));
+      parallel_for(x.dims[0] * channels, 1, r.threads(), [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) add_blocks(node, from.data() + i * elements * blocks, to.data() + i * each);
+      });
+      to.finish();
+    });
+  }};
+}
+
+}  // namespace
+
+void register_regions(KernelRegistry& registry) {
+  registry.add({.op = "RoiAlign", .make = make_roi_align});
+  registry.add({.op = "MaxRoiPool", .make = make_max_roi_pool});
+  registry.add({.op = "Col2Im", .make = make_col2im});
+}
+
+}  // namespace fretsaw

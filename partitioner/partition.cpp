@@ -1,0 +1,206 @@
+// The way from a model to a plan, one step after another.
+#include "partitioner/partition.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <set>
+
+#include "graph/errors.h"
+#include "partitioner/annotate.h"
+#include "partitioner/cost.h"
+#include "partitioner/schedules.h"
+#include "partitioner/stages.h"
+#include "partitioner/units.h"
+#include "partitioner/user_cut.h"
+
+namespace fretsaw {
+namespace {
+
+void check_options(const PartitionOptions& o) {
+  if (o.mesh.data < 1 || o.mesh.pipeline < 1 || o.mesh.tensor < 1) throw Error("a mesh axis is below 1", "give each axis at least one rank", ErrorCode::usage);
+  if (o.mesh.tensor > 1) throw Error(fmt::format("a mesh with tensor={} is not supported", o.mesh.tensor), "use pipeline=N", ErrorCode::usage);
+  if (o.mesh.data > 1) throw Error(fmt::format("a mesh with data={} is not supported", o.mesh.data), "use pipeline=N", ErrorCode::usage);
+  if (o.micro_batches < 1) throw Error(fmt::format("{} micro-batches are asked for", o.micro_batches), "use at least 1", ErrorCode::usage);
+  if (o.memory_bytes && *o.memory_bytes <= 0) throw Error("--memory is not positive", "give the memory of one device", ErrorCode::usage);
+  if (!o.cuts.empty() && o.mesh.pipeline > 1 && static_cast<int>(o.cuts.size()) != o.mesh.pipeline - 1)
+    throw Error(fmt::format("{} cuts make {} stages, and the mesh has pipeline={}", o.cuts.size(), o.cuts.size() + 1, o.mesh.pipeline),
+                "give one --cut for each boundary", ErrorCode::usage);
+  for (const auto& cut : o.cuts)
+    if (cut.empty()) throw Error("a --cut names no value", "name the values after which a stage ends", ErrorCode::usage);
+}
+
+std::vector<Pass> preparing_passes() {
+  std::vector<Pass> passes = normalise_passes();
+  for (Pass& p : pattern_passes()) passes.push_back(std::move(p));
+  passes.push_back({"fold-shapes", [](Model& m) {
+                      ShapeFacts facts = infer_shapes(m);
+                      if (fold_shape_arithmetic(m, facts) > 0) remove_dead_nodes(*m.graph);
+                    }});
+  passes.push_back({"mark-groups", mark_groups});
+  return passes;
+}
+
+// Every dimension of the inputs that has no number, as "batch=1".
+void note_assumptions(const Graph& graph, std::vector<std::string>& notes) {
+  std::set<std::string> names;
+  for (const Value* v : graph.inputs) {
+    if (!v->type.shape) continue;
+    for (size_t k = 0; k < v->type.shape->size(); ++k) {
+      const Dim& d = (*v->type.shape)[k];
+      if (!d.known()) names.insert((d.symbol.empty() ? fmt::format("{}[{}]", v->name, k) : d.symbol) + "=1");
+    }
+  }
+  if (!names.empty()) notes.push_back(fmt::format("costs assumed {}", fmt::join(names, ", ")));
+}
+
+void describe_borders(const Graph& graph, Plan& plan) {
+  for (const Value* v : graph.inputs) plan.inputs.push_back({v->name, v->type, -1, {}});
+  for (const Value* v : graph.outputs) {
+    PlanOutput& output = plan.outputs.emplace_back();
+    output.name = v->name;
+    output.type = v->type;
+  }
+}
+
+std::optional<int64_t> memory_limit(const PartitionOptions& options, const Target& target) {
+  return options.memory_bytes ? options.memory_bytes : target.memory_bytes;
+}
+
+Error too_many_stages(int wanted, size_t possible, const std::string& tied_by) {
+  std::string why = tied_by.empty() ? "" : fmt::format(" (nodes around {} stay together)", tied_by);
+  return Error(fmt::format("{} stages are asked for and {} {} possible{}", wanted, possible, possible == 1 ? "is" : "are", why), "use fewer stages");
+}
+
+StageAssignment automatic_assignment(const GraphIndex& index, const Target& target, int stages, std::optional<int64_t> memory) {
+  Units units;
+  std::optional<CutProblem> problem;
+  // Whole groups where they suffice; else groups that may be opened are; else even nodes that could be copied count.
+  for (UnitOptions options : {UnitOptions{false, false}, UnitOptions{true, false}, UnitOptions{true, true}}) {
+    units = make_units(index, target, options);
+    if (static_cast<int>(units.members.size()) < stages) continue;
+    problem = make_cut_problem(index, units, target);
+    break;
+  }
+  if (!problem) throw too_many_stages(stages, units.members.size(), units.tied_by);
+  problem->stages = stages;
+  problem->memory_bytes = memory;
+  std::optional<Cut> cut = find_cut(*problem);
+  if (!cut)
+    throw Error(fmt::format("the model does not fit: {} stages need {} bytes on a device, and {} are available", stages, least_memory_bytes(*problem), memory.value_or(0)),
+                "use more stages, or devices with more memory");
+  StageAssignment a;
+  a.stages = stages;
+  a.order = units.order;
+  a.stage_of.assign(index.nodes.size(), -1);
+  int begin = 0;
+  for (int s = 0; s < stages; ++s) {
+    for (int u = begin; u < cut->ends[static_cast<size_t>(s)]; ++u)
+      for (int m : units.members[static_cast<size_t>(u)]) a.stage_of[static_cast<size_t>(m)] = s;
+    begin = cut->ends[static_cast<size_t>(s)];
+  }
+  return a;
+}
+
+// One stage: every node, in file order; nothing is copied, even what nobody needs stays.
+StageAssignment single_stage(const GraphIndex& index) {
+  StageAssignment a;
+  a.stage_of.assign(index.nodes.size(), 0);
+  for (size_t i = 0; i < index.nodes.size(); ++i) a.order.push_back(static_cast<int>(i));
+  return a;
+}
+
+StageAssignment assign(const GraphIndex& index, const Graph& source, const PartitionOptions& options, const Target& target, int stages) {
+  if (stages == 1) return single_stage(index);
+  if (options.cuts.empty()) return automatic_assignment(index, target, stages, memory_limit(options, target));
+  std::vector<int> order = make_units(index, target, {true, false}).order;
+  return user_assignment(index, source, options.cuts, order, copied_nodes(index));
+}
+
+void check_memory(const Plan& plan, std::optional<int64_t> memory) {
+  if (!memory) return;
+  for (size_t s = 0; s < plan.stages.size(); ++s) {
+    int64_t needed = plan.stages[s].weight_bytes + plan.stages[s].activation_bytes;
+    if (needed > *memory)
+      throw Error(fmt::format("stage {} needs {} bytes ({} of weights), and {} are available", s, needed, plan.stages[s].weight_bytes, *memory),
+                  "use more stages, or devices with more memory");
+  }
+}
+
+// The stage that makes each value, by source name.
+std::unordered_map<std::string, int> makers(const Plan& plan) {
+  std::unordered_map<std::string, int> stage_of;
+  for (const PlanGraph& g : plan.graphs)
+    for (const Node* node : g.model->graph->nodes) {
+      if (node->op == "Recv" && node->domain == "ai.fretsaw") continue;
+      for (const Value* v : node->outputs)
+        if (v) stage_of.try_emplace(v->source_name(), g.stage);
+    }
+  return stage_of;
+}
+
+// Adds the time of a step that is no pass.
+class Timer {
+ public:
+  Timer(std::string name, const Graph& graph, std::vector<PassTiming>* timings)
+      : timing_{std::move(name), 0, graph.nodes.size(), graph.nodes.size()}, timings_(timings), start_(std::chrono::steady_clock::now()) {}
+  ~Timer() {
+    if (!timings_) return;
+    timing_.ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start_).count();
+    timings_->push_back(timing_);
+  }
+  Timer(const Timer&) = delete;
+  Timer& operator=(const Timer&) = delete;
+
+ private:
+  PassTiming timing_;
+  std::vector<PassTiming>* timings_;
+  std::chrono::steady_clock::time_point start_;
+};
+
+}  // namespace
+
+Plan partition(Model model, const PartitionOptions& options, std::vector<PassTiming>* timings) {
+  check_options(options);
+  Target target = load_target(options.target);
+  Plan plan;
+  plan.source_file = model.path;
+  plan.source_digest = model.digest;
+  plan.mesh = options.mesh;
+  if (!options.cuts.empty()) plan.mesh.pipeline = static_cast<int>(options.cuts.size()) + 1;
+  plan.micro_batches = options.micro_batches;
+  plan.target = target.name;
+  plan.link_bytes_per_us = target.link_bytes_per_us;
+  plan.link_latency_us = target.link_latency_us;
+  make_schedule(options.schedule, {1, 1, {{}}, {0}});  // a wrong name is said before the work is done
+  for (const Value* v : model.graph->initializers()) plan.structure_only = plan.structure_only || v->constant->is_missing();
+  Model source = clone(model);
+
+  set_input_shapes(model, options.shapes);
+  std::vector<PassTiming> passes = run_passes(model, preparing_passes());
+  if (timings) timings->insert(timings->end(), passes.begin(), passes.end());
+  {
+    Timer timer("infer-shapes", *model.graph, timings);
+    infer_shapes(model);
+  }
+  plan.notes = model.notes;
+  describe_borders(*model.graph, plan);
+  note_assumptions(*model.graph, plan.notes);
+  {
+    Timer timer("cut", *model.graph, timings);
+    GraphIndex index(*model.graph);
+    build_stages(model, index, assign(index, *source.graph, options, target, plan.mesh.pipeline), plan);
+  }
+  estimate_stages(plan, target);
+  check_memory(plan, memory_limit(options, target));
+  plan.schedule = make_schedule(options.schedule, schedule_problem(plan));
+  verify(plan.schedule, schedule_problem(plan));
+  {
+    Timer timer("annotate", *source.graph, timings);
+    plan.annotated = annotate(std::move(source), makers(plan), plan.mesh.pipeline);
+  }
+  return plan;
+}
+
+}  // namespace fretsaw

@@ -1,0 +1,17 @@
+// Generators of schedules: pure functions of stages, micro-batches and who needs what.
+#pragma once
+#include <string>
+
+#include "graph/schedule.h"
+
+namespace fretsaw {
+
+// Fill and drain: every stage runs micro-batches 0, 1, 2, ... forward. Receives are posted one micro-batch ahead and a micro-batch is dropped
+// only after the next one ran, so that moving values and computing overlap:
+//   2 stages, 2 micro-batches   rank 0: 0F0 0S0>1 0F1 0D0 0S1>1 0D1      rank 1: 1R0<0 1R1<0 1F0 1D0 1F1 1D1
+Schedule gpipe(const ScheduleProblem& problem);
+
+// By name. Throws Error for a name that there is not, or one that needs a backward pass.
+Schedule make_schedule(const std::string& name, const ScheduleProblem& problem);
+
+}  // namespace fretsaw

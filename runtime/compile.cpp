@@ -1,0 +1,302 @@
+// Compiling a specialised graph: kernels made, layouts agreed, steps in order.
+//
+//   Conv -> Relu (one group)     step 0  Conv+Relu   takes plain, leaves nChw8c
+//   MaxPool                      step 1  MaxPool     takes nChw8c, leaves nChw8c
+//   Shape-only view              step 2  reorder     nChw8c -> plain
+//                                step 3  alias
+#include <algorithm>
+#include <unordered_set>
+
+#include "graph/errors.h"
+#include "kernels/cpu/reorder.h"
+#include "runtime/program.h"
+
+namespace fretsaw {
+namespace {
+
+using Place = Slot::Place;
+
+class Compiler {
+ public:
+  Compiler(Specialised specialised, RankContext& rank) : specialised_(std::move(specialised)), rank_(rank), program_(std::make_unique<Program>()) {
+    program_->model = specialised_.model;
+  }
+
+  std::unique_ptr<Program> run() {
+    Graph& graph = *program_->model->graph;
+    consumers_ = consumers_of(graph);
+    for (const Value* v : graph.outputs) graph_outputs_.insert(v);
+    add_inputs();
+    for (const auto& unit : units(graph)) add_unit(unit);
+    for (const Value* v : graph.outputs) program_->outputs.push_back(slot_in(v, Layout::plain));
+    place_values(*program_, may_overwrite_);
+    connect();
+    return std::move(program_);
+  }
+
+ private:
+  using Unit = std::vector<const Node*>;
+
+  int add_slot(Slot slot) {
+    program_->slots.push_back(std::move(slot));
+    constants_.push_back(nullptr);
+    return static_cast<int>(program_->slots.size()) - 1;
+  }
+  static Slot slot_of_type(const Type& type, Place place) {
+    Slot slot;
+    slot.place = place;
+    if (type.is_tensor() && type.dtype != DType::undefined && type.shape && is_static(*type.shape)) {
+      slot.fixed = true;
+      slot.dtype = type.dtype;
+      slot.dims = dims_of(*type.shape);
+    }
+    return slot;
+  }
+
+  void add_inputs() {
+    for (const Value* v : specialised_.inputs) {
+      int slot = -1;
+      if (v && (consumers_.count(v) || graph_outputs_.count(v))) {
+        Slot made = slot_of_type(v->type, Place::input);
+        made.external = true;
+        slot = add_slot(std::move(made));
+        main_slot_[v] = slot;
+      }
+      program_->inputs.push_back(slot);
+    }
+  }
+
+  // The slot that holds the value, as its producer leaves it.
+  int main_slot(const Value* v) {
+    auto found = main_slot_.find(v);
+    if (found != main_slot_.end()) return found->second;
+    if (!v->constant) throw Error("value '" + v->name + "' is used before it is made", "this is a fault of the model");
+    Slot slot = slot_of_type(Type::tensor(v->constant->dtype, shape_of(v->constant->dims)), Place::constant);
+    slot.external = true;
+    int made = add_slot(std::move(slot));
+    constants_[static_cast<size_t>(made)] = v->constant;
+    main_slot_[v] = made;
+    return made;
+  }
+
+  // The slot that holds the value in this layout; a step that reorders is added where there is none yet.
+  int slot_in(const Value* v, Layout layout) {
+    int from = main_slot(v);
+    const Slot& source = program_->slots[static_cast<size_t>(from)];
+    if (source.layout == layout) return from;
+    auto [found, added] = reordered_.try_emplace({v, layout}, -1);
+    if (!added) return found->second;
+    Slot slot = source;
+    slot.layout = layout;
+    slot.place = Place::pool;
+    slot.external = false;
+    int made = add_slot(std::move(slot));
+    found->second = made;
+    Step step;
+    step.node = v->producer;
+    step.reorders = true;
+    step.inputs = {from};
+    step.outputs = {made};
+    step.kernel.run = [layout](RunContext& r) {
+      const TensorView& x = r.input(0);
+      reorder(x, r.output(0, x.dims, x.dtype, layout));
+    };
+    add_step(std::move(step), false);
+    return made;
+  }
+
+  void add_step(Step step, bool may_overwrite) {
+    program_->steps.push_back(std::move(step));
+    may_overwrite_.push_back(may_overwrite);
+  }
+
+  // Single nodes and fusion groups, each at the place of its last member.
+  std::vector<Unit> units(const Graph& graph) {
+    std::unordered_map<int, Unit> groups;
+    for (const Node* node : graph.nodes) {
+      if (node->group >= 0) groups[node->group].push_back(node);
+    }
+    std::vector<Unit> units;
+    for (const Node* node : graph.nodes) {
+      if (node->group < 0) {
+        units.push_back({node});
+        continue;
+      }
+      const Unit& group = groups[node->group];
+      if (group.size() == 1 || !runs_fused(group)) {
+        units.push_back({node});
+      } else if (node == group.back()) {
+        units.push_back(group);
+      }
+    }
+    return units;
+  }
+
+  // Folding may have taken members away; what is left must still be a chain whose inner results nobody else uses.
+  bool runs_fused(const Unit& group) {
+    auto [found, added] = fused_.try_emplace(group.front()->group, false);
+    if (!added) return found->second;
+    for (size_t i = 0; i + 1 < group.size(); ++i) {
+      const Value* inner = group[i]->out(0);
+      if (!inner || graph_outputs_.count(inner) || group[i]->outputs.size() != 1) return false;
+      auto users = consumers_.find(inner);
+      if (users == consumers_.end() || users->second.size() != 1 || users->second[0] != group[i + 1]) return false;
+      if (std::count(group[i + 1]->inputs.begin(), group[i + 1]->inputs.end(), inner) != 1) return false;
+    }
+    const KernelRecord* record = cpu_kernels().find(group.front()->op, group.front()->domain);
+    if (!record || !record->make) return false;
+    if (record->unsupported && !record->unsupported(context(group)).empty()) return false;
+    return found->second = true;
+  }
+
+  CompileContext context(const Unit& unit) {
+    CompileContext c = make_context(unit, rank_.threads);
+    for (size_t i = 0; i < c.inputs.size(); ++i) {
+      if (c.inputs[i] && !c.constants[i]) c.offered[i] = program_->slots[static_cast<size_t>(main_slot(c.inputs[i]))].layout;
+    }
+    return c;
+  }
+
+  void add_unit(const Unit& unit) {
+    try {
+      if (is_control_flow(*unit.front())) {
+        add_control_flow(*unit.front());
+      } else {
+        add_kernel(unit);
+      }
+    } catch (const Error& e) {
+      throw e.at_node(unit.front()->name, unit.front()->op);
+    }
+  }
+
+  void add_kernel(const Unit& unit) {
+    const Node& node = *unit.front();
+    const KernelRecord* record = cpu_kernels().find(node.op, node.domain);
+    if (!record || !record->make) {
+      throw Error("there is no CPU kernel for the operator " + (node.domain.empty() ? "" : node.domain + ".") + node.op,
+                  "replace the operator, or give the model a function body for it");
+    }
+    if (unit.size() == 1 && record->view && add_alias(node)) return;
+    CompileContext c = context_for_kernel(unit, *record);
+    Step step;
+    step.node = unit.size() == 1 ? &node : unit.front();
+    step.kernel = record->make(c);
+    step.view = unit.size() == 1 && record->view;
+    for (size_t i = 0; i < c.inputs.size(); ++i) {
+      Layout wanted = i < step.kernel.input_layouts.size() ? step.kernel.input_layouts[i] : Layout::plain;
+      step.inputs.push_back(c.inputs[i] ? slot_in(c.inputs[i], wanted) : -1);
+    }
+    for (size_t i = 0; i < c.outputs.size(); ++i) {
+      if (!c.outputs[i]) {
+        step.outputs.push_back(-1);
+        continue;
+      }
+      Slot slot = slot_of_type(c.outputs[i]->type, Place::pool);
+      if (i < step.kernel.output_layouts.size()) slot.layout = step.kernel.output_layouts[i];
+      slot.external = step.view && program_->slots[static_cast<size_t>(step.inputs[0])].external;
+      step.outputs.push_back(add_slot(std::move(slot)));
+      main_slot_[c.outputs[i]] = step.outputs.back();
+    }
+    add_step(std::move(step), record->in_place && unit.size() == 1);
+  }
+
+  CompileContext context_for_kernel(const Unit& unit, const KernelRecord& record) {
+    CompileContext c = context(unit);
+    if (record.unsupported) {
+      std::string reason = record.unsupported(c);
+      if (!reason.empty()) throw Error("the CPU kernel does not support " + reason, "convert the model's types");
+    }
+    return c;
+  }
+
+  // A view of known shape costs nothing: its slot points where its input points.
+  bool add_alias(const Node& node) {
+    const Value *in = node.input(0), *out = node.out(0);
+    if (!in || !out || node.outputs.size() != 1) return false;
+    Slot slot = slot_of_type(out->type, Place::pool);
+    const Slot& source = program_->slots[static_cast<size_t>(main_slot(in))];
+    if (!slot.fixed || !source.fixed || slot.dtype == DType::string || source.dtype == DType::string) return false;
+    if (bytes_of(slot.dtype, slot.dims, Layout::plain) != bytes_of(source.dtype, source.dims, Layout::plain)) return false;
+    Step step;
+    step.kind = Step::Kind::alias;
+    step.node = &node;
+    step.inputs = {slot_in(in, Layout::plain)};
+    slot.external = program_->slots[static_cast<size_t>(step.inputs[0])].external;
+    step.outputs = {add_slot(std::move(slot))};
+    main_slot_[out] = step.outputs[0];
+    add_step(std::move(step), false);
+    return true;
+  }
+
+  void add_control_flow(const Node& node) {
+    Step step;
+    step.kind = Step::Kind::control;
+    step.node = &node;
+    std::vector<Value*> captured;
+    for (Value* v : captures(node)) {
+      if (!v->constant) captured.push_back(v);  // constants go into the bodies
+    }
+    for (const Value* v : node.inputs) step.inputs.push_back(v ? slot_in(v, Layout::plain) : -1);
+    for (const Value* v : captured) step.inputs.push_back(slot_in(v, Layout::plain));
+    for (const Value* v : node.outputs) {
+      if (!v) {
+        step.outputs.push_back(-1);
+        continue;
+      }
+      step.outputs.push_back(add_slot(slot_of_type(v->type, Place::pool)));
+      main_slot_[v] = step.outputs.back();
+    }
+    step.control = make_control_flow(node, *program_->model, captured);
+    add_step(std::move(step), false);
+  }
+
+  // Values and pointers to them, once their number is known.
+  void connect() {
+    Program& p = *program_;
+    p.values.resize(p.slots.size());
+    for (size_t i = 0; i < p.slots.size(); ++i) {
+      const Slot& slot = p.slots[i];
+      if (constants_[i]) {
+        from_constant(constants_[i], p.values[i], &rank_);
+      } else if (slot.fixed) {
+        p.values[i].tensor = {slot.dtype, slot.dims, nullptr, slot.layout};
+      }
+    }
+    auto pointers = [&](const std::vector<int>& slots) {
+      std::vector<RuntimeValue*> found;
+      for (int s : slots) found.push_back(s < 0 ? nullptr : &p.values[static_cast<size_t>(s)]);
+      return found;
+    };
+    for (Step& step : p.steps) {
+      step.input_values = pointers(step.inputs);
+      step.output_values = pointers(step.outputs);
+    }
+  }
+
+  struct LayoutKeyHash {
+    size_t operator()(const std::pair<const Value*, Layout>& key) const {
+      return std::hash<const void*>()(key.first) * 8 + static_cast<size_t>(key.second);
+    }
+  };
+
+  Specialised specialised_;
+  RankContext& rank_;
+  std::unique_ptr<Program> program_;
+  Consumers consumers_;
+  std::unordered_set<const Value*> graph_outputs_;
+  std::unordered_map<const Value*, int> main_slot_;
+  std::unordered_map<std::pair<const Value*, Layout>, int, LayoutKeyHash> reordered_;
+  std::unordered_map<int, bool> fused_;
+  std::vector<TensorPtr> constants_;  // by slot
+  std::vector<bool> may_overwrite_;   // by step
+};
+
+}  // namespace
+
+std::unique_ptr<Program> compile_program(const Model& model, const std::vector<Value*>& inputs, const std::vector<InputSpec>& specs,
+                                         RankContext& rank) {
+  ++rank.compiled_programs;
+  return Compiler(specialise(model, inputs, specs, rank), rank).run();
+}
+
+}  // namespace fretsaw

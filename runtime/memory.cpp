@@ -1,0 +1,125 @@
+// Counted memory: blocks, pools and arenas.
+#include "runtime/memory.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <new>
+
+#include "graph/errors.h"
+
+namespace fretsaw {
+namespace {
+
+constexpr std::align_val_t alignment{64};
+
+}  // namespace
+
+void AllocationCount::add(size_t size) {
+  ++allocations;
+  int64_t now = bytes += static_cast<int64_t>(size);
+  int64_t most = peak_bytes;
+  while (now > most && !peak_bytes.compare_exchange_weak(most, now)) {
+  }
+}
+
+Block::Block(size_t bytes, std::shared_ptr<AllocationCount> count) : bytes_(bytes), count_(std::move(count)) {
+  data_ = ::operator new(std::max<size_t>(bytes, 1), alignment, std::nothrow);
+  if (!data_) {
+    throw Error("no memory for " + std::to_string(bytes) + " bytes", "use smaller inputs, more micro-batches or more stages",
+                ErrorCode::device);
+  }
+  count_->add(bytes_);
+}
+
+Block::~Block() {
+  ::operator delete(data_, alignment);
+  count_->remove(bytes_);
+}
+
+// Four classes between powers of two: at most a quarter is wasted.
+size_t BufferPool::size_class(size_t bytes) {
+  if (bytes <= 256) return 256;
+  if (bytes > (size_t{1} << 62)) return bytes;
+  size_t step = std::bit_floor(bytes - 1) / 4;
+  return (bytes + step - 1) / step * step;
+}
+
+std::shared_ptr<void> BufferPool::take(size_t bytes) {
+  auto& list = free_lists_[size_class(bytes)];
+  for (auto& block : list) {
+    if (block.use_count() != 1) continue;
+    std::atomic_thread_fence(std::memory_order_acquire);  // what another thread did with the buffer is over
+    return {block, block->data()};
+  }
+  list.push_back(std::make_shared<Block>(size_class(bytes), count_));
+  return {list.back(), list.back()->data()};
+}
+
+void BufferPool::trim() {
+  for (auto& [size, list] : free_lists_) {
+    std::erase_if(list, [](const auto& block) { return block.use_count() == 1; });
+  }
+}
+
+void make_pooled(BufferPool& pool, RuntimeValue& value, DType dtype, const Dims& dims, Layout layout) {
+  value.kind = RuntimeValue::Kind::tensor;
+  value.items.clear();
+  value.tensor.dtype = dtype;
+  if (&value.tensor.dims != &dims) value.tensor.dims = dims;
+  value.tensor.layout = layout;
+  if (dtype == DType::string) {
+    auto strings = std::make_shared<std::vector<std::string>>(std::max<size_t>(static_cast<size_t>(count_of(dims)), 1));
+    value.tensor.data = strings->data();
+    value.owner = std::move(strings);
+    return;
+  }
+  value.owner = pool.take(bytes_of(dtype, dims, layout));
+  value.tensor.data = value.owner.get();
+}
+
+void copy_pooled(BufferPool& pool, const RuntimeValue& from, RuntimeValue& to) {
+  if (from.kind != RuntimeValue::Kind::tensor) {
+    std::vector<RuntimeValue> items(from.items.size());
+    for (size_t i = 0; i < items.size(); ++i) copy_pooled(pool, from.items[i], items[i]);
+    to.kind = from.kind;
+    to.element = from.element;
+    to.items = std::move(items);
+    to.owner.reset();
+    return;
+  }
+  const TensorView source = from.tensor;  // `from` and `to` may be the same value
+  make_pooled(pool, to, source.dtype, source.dims, source.layout);
+  if (source.dtype == DType::string) {
+    std::copy_n(source.as<std::string>(), source.count(), to.tensor.as<std::string>());
+  } else if (size_t bytes = source.bytes()) {
+    std::memcpy(to.tensor.data, source.data, bytes);
+  }
+}
+
+bool owns_memory(const RuntimeValue& value) {
+  if (value.kind == RuntimeValue::Kind::tensor) return value.owner.use_count() > 0;
+  return std::all_of(value.items.begin(), value.items.end(), owns_memory);
+}
+
+void clear(RuntimeValue& value) {
+  value.kind = RuntimeValue::Kind::absent;
+  value.owner.reset();
+  value.items.clear();
+  value.tensor.data = nullptr;
+}
+
+std::byte* Arena::reserve(size_t bytes) {
+  if (!block_ || block_->bytes() < bytes) {
+    block_.reset();
+    block_ = std::make_unique<Block>(bytes, count_);
+  }
+  return static_cast<std::byte*>(block_->data());
+}
+
+Arena& RankMemory::arena(size_t depth) {
+  while (arenas_.size() <= depth) arenas_.push_back(std::make_unique<Arena>(count));
+  return *arenas_[depth];
+}
+
+}  // namespace fretsaw

@@ -1,0 +1,88 @@
+// The memory of one rank: a pool of buffers used again and again, arenas that programs share, and scratch for kernels.
+// Everything that is asked of the system is counted, so that a test can see that a warm step asks for nothing.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "kernels/tensor_view.h"
+
+namespace fretsaw {
+
+struct AllocationCount {
+  std::atomic<int64_t> allocations{0};  // since the beginning
+  std::atomic<int64_t> bytes{0}, peak_bytes{0};
+  void add(size_t size);
+  void remove(size_t size) { bytes -= static_cast<int64_t>(size); }
+};
+
+// 64-byte aligned memory from the system, counted. Throws Error (code device) when there is none.
+class Block {
+ public:
+  Block(size_t bytes, std::shared_ptr<AllocationCount> count);
+  ~Block();
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+  void* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  void* data_;
+  size_t bytes_;
+  std::shared_ptr<AllocationCount> count_;
+};
+
+// Buffers that come back by themselves: one is free again when nobody but the pool holds it. Taking a warm one allocates nothing.
+class BufferPool {
+ public:
+  explicit BufferPool(std::shared_ptr<AllocationCount> count) : count_(std::move(count)) {}
+  // At least `bytes`, 64-byte aligned; the address is get() of what is returned, never null.
+  std::shared_ptr<void> take(size_t bytes);
+  // Lets go of buffers that nobody holds.
+  void trim();
+
+ private:
+  static size_t size_class(size_t bytes);
+  std::shared_ptr<AllocationCount> count_;
+  std::map<size_t, std::vector<std::shared_ptr<Block>>> free_lists_;  // by size class; also those in use
+};
+
+// A tensor of the pool (strings: constructed strings of its own). Keeps `value`'s room for dimensions.
+void make_pooled(BufferPool& pool, RuntimeValue& value, DType dtype, const Dims& dims, Layout layout = Layout::plain);
+// A copy that owns all of its memory.
+void copy_pooled(BufferPool& pool, const RuntimeValue& from, RuntimeValue& to);
+// Whether something else than arenas and callers keeps the bytes alive, at any depth.
+bool owns_memory(const RuntimeValue& value);
+void clear(RuntimeValue& value);  // absent; keeps the room for dimensions
+
+// Memory of a fixed place that grows between programs. The address may change when it grows.
+class Arena {
+ public:
+  explicit Arena(std::shared_ptr<AllocationCount> count) : count_(std::move(count)) {}
+  std::byte* reserve(size_t bytes);
+  size_t bytes() const { return block_ ? block_->bytes() : 0; }
+
+ private:
+  std::shared_ptr<AllocationCount> count_;
+  std::unique_ptr<Block> block_;
+};
+
+// Scratch: one block at a time.
+class RankMemory {
+ public:
+  RankMemory() : count(std::make_shared<AllocationCount>()), pool(count), scratch(count) {}
+  Arena& arena(size_t depth);  // control-flow bodies run while the program around them does: one arena a depth
+
+  std::shared_ptr<AllocationCount> count;
+  BufferPool pool;
+  Arena scratch;
+
+ private:
+  std::vector<std::unique_ptr<Arena>> arenas_;
+};
+
+}  // namespace fretsaw

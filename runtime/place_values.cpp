@@ -1,0 +1,129 @@
+// Where each value of a program lives: the arena for what has a known size and stays inside, the pool for the rest.
+#include <algorithm>
+#include <numeric>
+
+#include "runtime/memory_plan.h"
+#include "runtime/program.h"
+
+namespace fretsaw {
+namespace {
+
+using Place = Slot::Place;
+
+// Slots that share bytes, through views of known shape or because a step overwrites its input.
+class Buffers {
+ public:
+  Buffers(const Program& program) : parent_(program.slots.size()), lives_(program.slots.size()) {
+    std::iota(parent_.begin(), parent_.end(), 0);
+    for (auto& life : lives_) life = {-1, -1, false, true};
+    int count = static_cast<int>(program.steps.size());
+    for (int s = 0; s < count; ++s) {
+      for (int slot : program.steps[static_cast<size_t>(s)].inputs) {
+        if (slot >= 0) lives_[static_cast<size_t>(slot)].last = s;
+      }
+      for (int slot : program.steps[static_cast<size_t>(s)].outputs) {
+        if (slot >= 0) lives_[static_cast<size_t>(slot)].first = s, lives_[static_cast<size_t>(slot)].last = std::max(s, lives_[static_cast<size_t>(slot)].last);
+      }
+    }
+    for (size_t i = 0; i < program.slots.size(); ++i) {
+      const Slot& slot = program.slots[i];
+      lives_[i].planned = slot.fixed && !slot.external && slot.place == Place::pool && slot.dtype != DType::string;
+    }
+    for (int slot : program.outputs) lives_[static_cast<size_t>(slot)].escapes = true;
+  }
+
+  struct Life {
+    int first = -1, last = -1;  // steps
+    bool escapes = false;       // outlives the program's run
+    bool planned = true;        // of known size, ours
+  };
+  int root(int slot) {
+    while (parent_[static_cast<size_t>(slot)] != slot) slot = parent_[static_cast<size_t>(slot)] = parent_[static_cast<size_t>(parent_[static_cast<size_t>(slot)])];
+    return slot;
+  }
+  Life& life(int slot) { return lives_[static_cast<size_t>(root(slot))]; }
+  void join(int from, int into) {
+    from = root(from), into = root(into);
+    if (from == into) return;
+    Life &a = lives_[static_cast<size_t>(into)], &b = lives_[static_cast<size_t>(from)];
+    a.first = std::min(a.first, b.first);
+    a.last = std::max(a.last, b.last);
+    a.escapes |= b.escapes;
+    a.planned &= b.planned;
+    parent_[static_cast<size_t>(from)] = into;
+  }
+
+ private:
+  std::vector<int> parent_;
+  std::vector<Life> lives_;
+};
+
+bool same_bytes(const Slot& a, const Slot& b) {
+  return a.layout == b.layout && bits_of(a.dtype) == bits_of(b.dtype) && count_of(a.dims) == count_of(b.dims) &&
+         (a.layout == Layout::plain || a.dims == b.dims);
+}
+
+// Lets step `s` overwrite an input that nobody needs afterwards.
+void overwrite_input(Program& program, Buffers& buffers, int s) {
+  const Step& step = program.steps[static_cast<size_t>(s)];
+  int out = step.outputs.empty() ? -1 : step.outputs[0];
+  if (out < 0 || !buffers.life(out).planned || buffers.life(out).escapes) return;
+  for (int in : step.inputs) {
+    if (in < 0) continue;
+    const Buffers::Life& life = buffers.life(in);
+    bool dies = life.planned && !life.escapes && life.first >= 0 && life.last == s;
+    if (!dies || !same_bytes(program.slots[static_cast<size_t>(in)], program.slots[static_cast<size_t>(out)])) continue;
+    buffers.join(out, in);
+    return;
+  }
+}
+
+}  // namespace
+
+void place_values(Program& program, const std::vector<bool>& may_overwrite_input) {
+  Buffers buffers(program);
+  for (const Step& step : program.steps) {
+    if (step.kind == Step::Kind::alias) buffers.join(step.outputs[0], step.inputs[0]);
+  }
+  for (int s = 0; s < static_cast<int>(program.steps.size()); ++s) {
+    if (may_overwrite_input[static_cast<size_t>(s)]) overwrite_input(program, buffers, s);
+  }
+  std::vector<BufferLife> lives;
+  std::vector<int> number(program.slots.size(), -1);  // of the buffer, by root slot
+  for (int i = 0; i < static_cast<int>(program.slots.size()); ++i) {
+    Slot& slot = program.slots[static_cast<size_t>(i)];
+    const Buffers::Life& life = buffers.life(i);
+    if (slot.place != Place::pool || !life.planned || life.escapes || life.first < 0) continue;
+    slot.place = Place::arena;
+    size_t bytes = bytes_of(slot.dtype, slot.dims, slot.layout);
+    int& buffer = number[static_cast<size_t>(buffers.root(i))];
+    if (buffer < 0) {
+      buffer = static_cast<int>(lives.size());
+      lives.push_back({bytes, life.first, life.last});
+    } else {
+      lives[static_cast<size_t>(buffer)].bytes = std::max(lives[static_cast<size_t>(buffer)].bytes, bytes);
+    }
+  }
+  Placement placement = place_buffers(lives);
+  program.arena_bytes = placement.bytes;
+  std::vector<int> last_use(program.slots.size(), -1);
+  for (int s = 0; s < static_cast<int>(program.steps.size()); ++s) {
+    const Step& step = program.steps[static_cast<size_t>(s)];
+    for (const auto* slots : {&step.inputs, &step.outputs}) {
+      for (int slot : *slots) {
+        if (slot >= 0) last_use[static_cast<size_t>(slot)] = s;
+      }
+    }
+  }
+  for (int slot : program.outputs) last_use[static_cast<size_t>(slot)] = -1;
+  for (int i = 0; i < static_cast<int>(program.slots.size()); ++i) {
+    Slot& slot = program.slots[static_cast<size_t>(i)];
+    if (slot.place == Place::arena) {
+      slot.offset = placement.offsets[static_cast<size_t>(number[static_cast<size_t>(buffers.root(i))])];
+    } else if (slot.place == Place::pool && last_use[static_cast<size_t>(i)] >= 0) {
+      program.steps[static_cast<size_t>(last_use[static_cast<size_t>(i)])].releases.push_back(i);
+    }
+  }
+}
+
+}  // namespace fretsaw

@@ -1,0 +1,149 @@
+// A program: a graph compiled for one set of input shapes. Kernels are chosen, layouts agreed and buffers placed; running it
+// only calls the steps in order.
+//
+//   graph template --ProgramCache::get(inputs)--> Program --run_program--> outputs
+//
+// A rank holds a cache for each graph it runs, and one for each control-flow body inside a program.
+#pragma once
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "graph/ir.h"
+#include "kernels/kernel.h"
+#include "runtime/memory.h"
+#include "runtime/session.h"
+
+namespace fretsaw {
+
+struct ControlFlow;
+
+// What programs of one rank share.
+struct RankContext {
+  int rank = 0;
+  int threads = 1;
+  uint64_t random_seed = 0;
+  RankMemory memory;
+  bool trace = false;
+  std::vector<TraceEvent> events;
+  double (*now_us)() = nullptr;  // time of the trace
+  int64_t compiled_programs = 0;
+  std::unordered_map<const void*, std::shared_ptr<void>> aligned_constants;  // copies of constants that lie at odd addresses
+};
+
+// One edge of a program: what is known about it when the program is compiled.
+struct Slot {
+  enum class Place : uint8_t { input, constant, arena, pool };
+  Place place = Place::pool;
+  bool fixed = false;     // a tensor whose dtype and dims below are known
+  bool external = false;  // input's or constant's bytes, perhaps through views: not ours to hand out
+  DType dtype = DType::undefined;
+  Dims dims;
+  Layout layout = Layout::plain;
+  size_t offset = 0;      // in the arena
+};
+
+struct Step {
+  enum class Kind : uint8_t { kernel, alias, control };
+  Kind kind = Kind::kernel;
+  const Node* node = nullptr;  // names it in errors and traces
+  CompiledKernel kernel;
+  bool view = false;           // the output may share the input's bytes at run time
+  bool reorders = false;
+  std::vector<int> inputs, outputs;  // slots; -1 where left out. Of control flow: the node's inputs, then captures
+  std::vector<RuntimeValue*> input_values, output_values;
+  std::vector<int> releases;   // pool slots used here for the last time
+  std::shared_ptr<ControlFlow> control;
+};
+
+struct Program {
+  std::shared_ptr<Model> model;      // specialised; keeps nodes, bodies and constants alive
+  std::vector<Slot> slots;
+  std::vector<RuntimeValue> values;  // one for each slot
+  std::vector<Step> steps;
+  std::vector<int> inputs;           // slot of each input of the template; -1: nothing reads it
+  std::vector<int> outputs;          // slot of each output
+  size_t arena_bytes = 0;
+  std::byte* bound_arena = nullptr;  // where `values` point now
+};
+
+// What one input is, as far as compiling cares.
+struct InputSpec {
+  bool given = true;    // false: left out, the default counts
+  Type type;            // concrete, or with unknown dimensions
+  TensorPtr content;    // its contents are part of the signature: compiled in
+};
+// `inputs` are values of `model.graph`; the contents of `model` are not changed.
+std::unique_ptr<Program> compile_program(const Model& model, const std::vector<Value*>& inputs, const std::vector<InputSpec>& specs,
+                                         RankContext& rank);
+
+// Runs it. `outputs` own their memory afterwards. `depth`: how many programs around this one run now.
+void run_program(Program& program, std::span<const RuntimeValue* const> inputs, std::span<RuntimeValue> outputs, RankContext& rank,
+                 size_t depth);
+
+// The programs of one graph, by signature: types of the inputs, and the contents of those small integer inputs that decide shapes.
+class ProgramCache {
+ public:
+  // `generalise`: an input whose shape keeps changing is compiled with unknown dimensions (for the bodies of loops).
+  ProgramCache(std::shared_ptr<const Model> model, std::vector<Value*> inputs, bool generalise);
+  Program& get(std::span<const RuntimeValue* const> inputs, RankContext& rank);  // null: left out
+  const std::vector<Value*>& inputs() const { return inputs_; }
+  const Model& model() const { return *model_; }
+
+ private:
+  struct Facts {  // of one input
+    bool decides_shapes = false;
+    int content_changes = 0;
+    std::vector<int> dim_changes;
+    int rank_changes = 0;
+  };
+  struct Entry {
+    std::vector<int64_t> key;
+    std::unique_ptr<Program> program;
+  };
+  bool content_counts(size_t i, const RuntimeValue& value) const;
+  void make_key(std::span<const RuntimeValue* const> inputs);
+  std::vector<InputSpec> specs(std::span<const RuntimeValue* const> inputs) const;
+  void learn_from_miss(std::span<const RuntimeValue* const> inputs);
+
+  std::shared_ptr<const Model> model_;
+  std::vector<Value*> inputs_;
+  bool generalise_;
+  std::vector<Facts> facts_;
+  std::vector<int64_t> key_;          // of the call at hand; keeps its room
+  std::vector<std::vector<int64_t>> last_contents_;
+  std::vector<Dims> last_dims_;
+  bool has_last_ = false;
+  std::list<Entry> entries_;          // the most recently used first
+  static constexpr size_t kept_programs = 8;
+};
+
+// --- parts of compiling (each in a file of its name) ---
+// specialise.cpp: the template with these inputs, shapes inferred, constants folded, constant branches inlined.
+struct Specialised {
+  std::shared_ptr<Model> model;
+  std::vector<Value*> inputs;  // null: compiled in, or nothing reads it
+};
+Specialised specialise(const Model& model, const std::vector<Value*>& inputs, const std::vector<InputSpec>& specs, const RankContext& rank);
+// fold.cpp: runs the node's kernel on constants; false when it can't be or would make more than `limit_bytes`.
+bool evaluate_node(const Node& node, const std::vector<TensorPtr>& inputs, int threads, size_t limit_bytes, std::vector<TensorPtr>& outputs);
+// A context for the steps `nodes` (one, or a fusion group); `constant_of` may be null.
+CompileContext make_context(const std::vector<const Node*>& nodes, int threads);
+bool is_control_flow(const Node& node);
+// place_values.cpp: decides where each slot lives and when pool memory goes.
+void place_values(Program& program, const std::vector<bool>& may_overwrite_input);
+// shape_inputs.cpp: for each of `inputs`, whether its contents decide shapes in the graph.
+std::vector<bool> inputs_that_decide_shapes(const Graph& graph, const std::vector<Value*>& inputs);
+// The tensor's bytes under a TensorPtr's terms, and the other way round.
+TensorPtr to_constant(const RuntimeValue& value);
+void from_constant(const TensorPtr& tensor, RuntimeValue& value, RankContext* rank);
+
+// control_flow.cpp: If, Loop, Scan and SequenceMap.
+std::shared_ptr<ControlFlow> make_control_flow(const Node& node, const Model& model, const std::vector<Value*>& captured);
+void run_control_flow(ControlFlow& control, Step& step, RankContext& rank, size_t depth);
+
+}  // namespace fretsaw

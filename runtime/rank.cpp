@@ -1,0 +1,335 @@
+// Executes a rank's action list: receives are posted early, sends never wait for their receivers (up to a bound), forward runs a program.
+#include "runtime/rank.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "graph/errors.h"
+#include "runtime/weights.h"
+
+namespace fretsaw {
+namespace {
+
+constexpr size_t receives_ahead = 2;  // micro-batches whose receives are kept in flight
+
+int pipeline_rank_of(const Plan& plan, int stage) {
+  for (size_t r = 0; r < plan.schedule.ranks.size(); ++r) {
+    for (const Action& action : plan.schedule.ranks[r]) {
+      if (action.kind == Action::Kind::forward && action.stage == stage) return static_cast<int>(r);
+    }
+  }
+  throw Error("no rank of the plan runs stage " + std::to_string(stage), "partition the model again");
+}
+
+size_t place_of(const std::vector<Value*>& values, const std::string& name, int stage) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (values[i]->name == name) return i;
+  }
+  throw Error("the graph of stage " + std::to_string(stage) + " has no value '" + name + "' at its border", "partition the model again");
+}
+
+}  // namespace
+
+Rank::Rank(std::shared_ptr<const Plan> plan, const SessionOptions& options, int data, int pipeline, int tensor, int threads, double (*now_us)())
+    : plan_(std::move(plan)), data_(data), pipeline_(pipeline), tensor_(tensor), before_forward_(options.before_forward) {
+  context_.rank = plan_->mesh.rank(data, pipeline, tensor);
+  context_.threads = threads;
+  context_.random_seed = options.random_seed;
+  context_.trace = options.trace;
+  context_.now_us = now_us;
+  if (static_cast<size_t>(pipeline) >= plan_->schedule.ranks.size()) throw Error("the plan's schedule has too few ranks", "partition the model again");
+  actions_ = &plan_->schedule.ranks[static_cast<size_t>(pipeline)];
+  for (const Action& action : *actions_) {
+    bool known = std::any_of(stages_.begin(), stages_.end(), [&](const auto& s) { return s->number == action.stage; });
+    if (action.kind == Action::Kind::forward && !known) add_stage(action.stage, options);
+  }
+  find_crossings();
+  std::vector<std::shared_ptr<const Model>> models;
+  for (const auto& stage : stages_) models.push_back(stage->model);
+  weight_bytes_ = fretsaw::weight_bytes(models);
+}
+
+void Rank::add_stage(int number, const SessionOptions& options) {
+  std::map<std::string, int> own = {{"data", data_}, {"pipeline", pipeline_}, {"tensor", tensor_}};
+  const PlanGraph* found = nullptr;
+  for (const PlanGraph& graph : plan_->graphs) {
+    bool fits = graph.stage == number && graph.kind == "forward";
+    for (const auto& [axis, index] : graph.coordinates) fits &= own[axis] == index;
+    if (fits) found = &graph;
+  }
+  if (!found || !found->model) throw Error("the plan has no graph for stage " + std::to_string(number), "partition the model again");
+  auto stage = std::make_unique<Stage>();
+  stage->number = number;
+  stage->model = with_weights(found->model, {options.random_weights, options.weight_seed});
+  stage->cache = std::make_unique<ProgramCache>(stage->model, stage->model->graph->inputs, /*generalise=*/false);
+  for (const Value* v : stage->model->graph->inputs) {
+    auto input = std::find_if(plan_->inputs.begin(), plan_->inputs.end(), [&](const PlanInput& i) { return i.name == v->name; });
+    stage->plan_inputs.push_back(input == plan_->inputs.end() ? -1 : static_cast<int>(input - plan_->inputs.begin()));
+  }
+  stage->micro_batches.resize(static_cast<size_t>(plan_->micro_batches));
+  for (MicroBatch& slot : stage->micro_batches) {
+    slot.inputs.resize(stage->model->graph->inputs.size());
+    slot.outputs.resize(stage->model->graph->outputs.size());
+  }
+  stage->arguments.resize(stage->model->graph->inputs.size());
+  stages_.push_back(std::move(stage));
+}
+
+void Rank::find_crossings() {
+  for (const Route& route : plan_->routes) {
+    int from = pipeline_rank_of(*plan_, route.from_stage), to = pipeline_rank_of(*plan_, route.to_stage);
+    Crossing crossing{&route, -1, 0, 0};
+    if (from == pipeline_) {
+      const Stage& source = stage(route.from_stage);
+      crossing.place = place_of(source.model->graph->outputs, route.from_name, route.from_stage);
+      crossing.peer_rank = to == pipeline_ ? -1 : plan_->mesh.rank(data_, to, tensor_);
+      if (to != pipeline_) stage(route.from_stage).outgoing.push_back(crossing);
+    }
+    if (to == pipeline_) {
+      crossing.peer_place = crossing.place;
+      Stage& target = stage(route.to_stage);
+      crossing.place = place_of(target.model->graph->inputs, route.to_name, route.to_stage);
+      crossing.peer_rank = from == pipeline_ ? -1 : plan_->mesh.rank(data_, from, tensor_);
+      target.plan_inputs[crossing.place] = -1;
+      target.incoming.push_back(crossing);
+    }
+  }
+  for (auto& stage : stages_) {
+    for (MicroBatch& slot : stage->micro_batches) slot.receiving.resize(stage->incoming.size());
+  }
+  for (const PlanOutput& output : plan_->outputs) {
+    OutputPlace place;
+    for (size_t s = 0; s < stages_.size(); ++s) {
+      if (stages_[s]->number != output.stage) continue;
+      place.stage = static_cast<int>(s);
+      place.place = place_of(stages_[s]->model->graph->outputs, output.name, output.stage);
+    }
+    output_places_.push_back(place);
+  }
+}
+
+Rank::Stage& Rank::stage(int number) {
+  for (auto& stage : stages_) {
+    if (stage->number == number) return *stage;
+  }
+  throw Error("stage " + std::to_string(number) + " is not on this rank", "partition the model again");
+}
+
+void Rank::run_step(const StepInputs& step, Communicator& communicator) {
+  double start_us = context_.now_us();
+  allocations_before_ = allocations();
+  busy_us_ = 0;
+  communication_.clear();
+  context_.events.clear();
+  forget_step();
+  if (!step.batches.parts[static_cast<size_t>(data_)].empty()) {
+    for (const Action& action : *actions_) {
+      running_stage_ = action.stage;
+      switch (action.kind) {
+        case Action::Kind::recv: {
+          Stage& target = stage(action.stage);
+          auto index = std::find_if(stages_.begin(), stages_.end(), [&](const auto& s) { return s.get() == &target; }) - stages_.begin();
+          MicroBatch& slot = target.micro_batches[static_cast<size_t>(action.micro_batch)];
+          if (!std::exchange(slot.posted, true)) posted_.emplace_back(static_cast<int>(index), action.micro_batch);
+          break;
+        }
+        case Action::Kind::forward: do_forward(action, step, communicator); break;
+        case Action::Kind::send: do_send(action, communicator); break;
+        case Action::Kind::free: do_free(action); break;
+        default: throw Error("the schedule holds the action " + to_string(action) + ", which inference does not do", "partition the model again");
+      }
+    }
+  }
+  running_stage_ = -1;
+  finish_step();
+  step_us_ = context_.now_us() - start_us;
+}
+
+// One message: its header, then a buffer of its size, then the payload. True when it is there.
+bool Rank::advance_receive(Stage& stage, MicroBatch& slot, size_t crossing, int micro_batch, Communicator& communicator, bool wait) {
+  const Crossing& from = stage.incoming[crossing];
+  if (from.peer_rank < 0) return true;
+  Receiving& state = slot.receiving[crossing];
+  int tag = wire_tag(*from.route, micro_batch);
+  if (!state.has_header) {
+    if (wait) {
+      state.header = communicator.recv_header(from.peer_rank, tag);
+    } else if (!communicator.try_recv_header(state.header, from.peer_rank, tag)) {
+      return false;
+    }
+    state.has_header = true;
+    RuntimeValue& value = slot.inputs[from.place];
+    make_pooled(context_.memory.pool, value, state.header.dtype, state.header.dims);
+    state.request = communicator.irecv({static_cast<std::byte*>(value.tensor.data), value.tensor.bytes()}, from.peer_rank, tag);
+  }
+  if (wait) state.request->wait();
+  return state.request->done();
+}
+
+// Posts what the next micro-batches need, so that it arrives while this rank computes.
+void Rank::advance_posted(Communicator& communicator) {
+  size_t ahead = 0;
+  for (auto [index, micro_batch] : posted_) {
+    if (ahead++ == receives_ahead) break;
+    Stage& stage = *stages_[static_cast<size_t>(index)];
+    for (size_t c = 0; c < stage.incoming.size(); ++c) {
+      advance_receive(stage, stage.micro_batches[static_cast<size_t>(micro_batch)], c, micro_batch, communicator, false);
+    }
+  }
+}
+
+void Rank::finish_receives(Stage& stage, int micro_batch, Communicator& communicator) {
+  MicroBatch& slot = stage.micro_batches[static_cast<size_t>(micro_batch)];
+  double start_us = context_.trace ? context_.now_us() : 0;
+  for (size_t c = 0; c < stage.incoming.size(); ++c) advance_receive(stage, slot, c, micro_batch, communicator, true);
+  if (context_.trace && !stage.incoming.empty()) {
+    context_.events.push_back({context_.rank, std::to_string(stage.number) + "R" + std::to_string(micro_batch), "recv", start_us,
+                               context_.now_us() - start_us});
+  }
+  std::erase_if(posted_, [&](const auto& wanted) { return stages_[static_cast<size_t>(wanted.first)].get() == &stage && wanted.second == micro_batch; });
+}
+
+void Rank::gather_arguments(Stage& target, int micro_batch, const StepInputs& step) {
+  MicroBatch& slot = target.micro_batches[static_cast<size_t>(micro_batch)];
+  const auto& parts = step.batches.parts[static_cast<size_t>(data_)];
+  for (size_t i = 0; i < target.plan_inputs.size(); ++i) {
+    target.arguments[i] = nullptr;
+    int number = target.plan_inputs[i];
+    if (number < 0 || !step.inputs[static_cast<size_t>(number)]) continue;
+    const RuntimeValue& whole = *step.inputs[static_cast<size_t>(number)];
+    int axis = plan_->inputs[static_cast<size_t>(number)].batch_axis;
+    bool divided = axis >= 0 && step.batches.batch > 0;
+    if (divided) take_part(whole, axis, parts[static_cast<size_t>(micro_batch)], slot.inputs[i], context_.memory.pool);
+    target.arguments[i] = divided ? &slot.inputs[i] : &whole;
+  }
+  for (const Crossing& crossing : target.incoming) {
+    target.arguments[crossing.place] = &slot.inputs[crossing.place];
+    if (crossing.peer_rank < 0) {
+      target.arguments[crossing.place] = &stage(crossing.route->from_stage).micro_batches[static_cast<size_t>(micro_batch)].outputs[crossing.peer_place];
+    }
+  }
+}
+
+void Rank::do_forward(const Action& action, const StepInputs& step, Communicator& communicator) {
+  Stage& target = stage(action.stage);
+  if (communicator.aborted()) throw Error("the ranks were stopped", "", ErrorCode::device);
+  if (before_forward_) before_forward_(context_.rank, action.micro_batch);
+  limit_sends(communicator);
+  finish_receives(target, action.micro_batch, communicator);
+  advance_posted(communicator);
+  gather_arguments(target, action.micro_batch, step);
+  double start_us = context_.now_us();
+  Program& program = target.cache->get(target.arguments, context_);
+  run_program(program, target.arguments, target.micro_batches[static_cast<size_t>(action.micro_batch)].outputs, context_, 0);
+  double took_us = context_.now_us() - start_us;
+  busy_us_ += took_us;
+  if (context_.trace) context_.events.push_back({context_.rank, to_string(action), "forward", start_us, took_us});
+}
+
+void Rank::do_send(const Action& action, Communicator& communicator) {
+  Stage& source = stage(action.stage);
+  MicroBatch& slot = source.micro_batches[static_cast<size_t>(action.micro_batch)];
+  for (const Crossing& crossing : source.outgoing) {
+    if (crossing.route->to_stage != action.peer) continue;
+    const RuntimeValue& value = slot.outputs[crossing.place];
+    if (value.kind != RuntimeValue::Kind::tensor || value.tensor.dtype == DType::string) {
+      throw Error("value '" + crossing.route->value + "' crosses a stage boundary and is no tensor of numbers", "cut the model elsewhere");
+    }
+    double start_us = context_.trace ? context_.now_us() : 0;
+    int tag = wire_tag(*crossing.route, action.micro_batch);
+    communicator.send_header({value.tensor.dtype, value.tensor.dims}, crossing.peer_rank, tag);
+    RequestPtr request = communicator.isend({static_cast<const std::byte*>(value.tensor.data), value.tensor.bytes()}, crossing.peer_rank, tag);
+    sending_.emplace_back(request, value.owner);
+    if (action.micro_batch == 0) {
+      if (communication_.empty()) communication_.push_back({"Send", "pipeline", 0, 0});
+      ++communication_[0].count;
+      communication_[0].bytes += static_cast<int64_t>(value.tensor.bytes());
+    }
+    if (context_.trace) context_.events.push_back({context_.rank, crossing.route->value, "send", start_us, context_.now_us() - start_us});
+  }
+}
+
+// What is still being sent is kept by `sending_`; outputs of the model stay until they are put together.
+void Rank::do_free(const Action& action) {
+  Stage& done = stage(action.stage);
+  MicroBatch& slot = done.micro_batches[static_cast<size_t>(action.micro_batch)];
+  for (RuntimeValue& value : slot.inputs) clear(value);
+  for (size_t i = 0; i < slot.outputs.size(); ++i) {
+    bool is_output = std::any_of(output_places_.begin(), output_places_.end(),
+                                 [&](const OutputPlace& p) { return p.stage >= 0 && stages_[static_cast<size_t>(p.stage)].get() == &done && p.place == i; });
+    if (!is_output) clear(slot.outputs[i]);
+  }
+}
+
+// Waits while too many messages are under way; what this rank itself is to receive goes on meanwhile, so that two ranks can't block each other.
+void Rank::limit_sends(Communicator& communicator) {
+  auto drop_done = [&] { std::erase_if(sending_, [](const auto& sent) { return sent.first->done(); }); };
+  drop_done();
+  while (sending_.size() > sends_in_flight * std::max<size_t>(plan_->routes.size(), 1)) {
+    advance_posted(communicator);
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+    drop_done();
+  }
+}
+
+void Rank::finish_step() {
+  for (auto& [request, owner] : sending_) request->wait();
+  sending_.clear();
+  for (auto& stage : stages_) {
+    for (MicroBatch& slot : stage->micro_batches) {
+      for (RuntimeValue& value : slot.inputs) clear(value);
+    }
+  }
+  if (allocations() != allocations_before_) warm_pool();
+}
+
+// How far ranks run ahead of each other differs from step to step: room for the worst case is made while memory is being made anyway.
+void Rank::warm_pool() {
+  std::vector<std::shared_ptr<void>> held;
+  size_t copies = std::min<size_t>(static_cast<size_t>(plan_->micro_batches), sends_in_flight + receives_ahead);
+  for (auto& stage : stages_) {
+    for (size_t c = 0; c < stage->incoming.size(); ++c) {
+      const Header& header = stage->micro_batches[0].receiving[c].header;
+      if (stage->incoming[c].peer_rank < 0 || header.dtype == DType::undefined) continue;
+      for (size_t i = 0; i < copies; ++i) held.push_back(context_.memory.pool.take(bytes_of(header.dtype, header.dims, Layout::plain)));
+    }
+    for (const Crossing& crossing : stage->outgoing) {
+      const TensorView& sent = stage->micro_batches[0].outputs[crossing.place].tensor;
+      if (sent.dtype == DType::undefined) continue;
+      for (size_t i = 0; i < copies; ++i) held.push_back(context_.memory.pool.take(bytes_of(sent.dtype, sent.dims, Layout::plain)));
+    }
+  }
+}
+
+const RuntimeValue* Rank::output(size_t index, int micro_batch) const {
+  const OutputPlace& place = output_places_[index];
+  if (place.stage < 0) return nullptr;
+  return &stages_[static_cast<size_t>(place.stage)]->micro_batches[static_cast<size_t>(micro_batch)].outputs[place.place];
+}
+
+void Rank::forget_step() {
+  posted_.clear();
+  sending_.clear();
+  for (auto& stage : stages_) {
+    for (MicroBatch& slot : stage->micro_batches) {
+      for (RuntimeValue& value : slot.inputs) clear(value);
+      for (RuntimeValue& value : slot.outputs) clear(value);
+      for (Receiving& state : slot.receiving) state.request.reset(), state.has_header = false;
+      slot.posted = false;
+    }
+  }
+}
+
+RankReport Rank::report() const {
+  RankReport report;
+  report.rank = context_.rank;
+  for (const auto& stage : stages_) report.stages.push_back(stage->number);
+  report.device = "cpu";
+  report.weight_bytes = weight_bytes_;
+  report.peak_bytes = weight_bytes_ + context_.memory.count->peak_bytes;
+  report.busy_share = step_us_ > 0 ? busy_us_ / step_us_ : 0;
+  return report;
+}
+
+}  // namespace fretsaw

@@ -1,0 +1,106 @@
+// One rank: the stages it runs, their values for each micro-batch, and its action list.
+#pragma once
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "graph/plan.h"
+#include "runtime/batches.h"
+#include "runtime/communicator.h"
+#include "runtime/program.h"
+#include "runtime/session.h"
+
+namespace fretsaw {
+
+// What every rank needs to know of the step at hand.
+struct StepInputs {
+  std::vector<const RuntimeValue*> inputs;  // in the plan's order; null: the default
+  StepBatches batches;
+};
+
+class Rank {
+ public:
+  Rank(std::shared_ptr<const Plan> plan, const SessionOptions& options, int data, int pipeline, int tensor, int threads, double (*now_us)());
+
+  void run_step(const StepInputs& step, Communicator& communicator);
+  // The plan's output `index` of a micro-batch after a step; null where another rank makes it.
+  const RuntimeValue* output(size_t index, int micro_batch) const;
+  void forget_step();  // lets go of the last step's values
+
+  RankReport report() const;
+  const std::vector<CommunicationCount>& communication() const { return communication_; }
+  std::vector<TraceEvent>& events() { return context_.events; }
+  int64_t allocations() const { return context_.memory.count->allocations; }
+  BufferPool& pool() { return context_.memory.pool; }
+  int data() const { return data_; }
+  int running_stage() const { return running_stage_; }
+  int64_t compiled_programs() const { return context_.compiled_programs; }
+
+ private:
+  // A value that crosses to or from another rank, or stays.
+  struct Crossing {
+    const Route* route = nullptr;
+    int peer_rank = -1;   // -1: the other stage is on this rank
+    size_t place = 0;     // among the stage graph's inputs (received) or outputs (sent)
+    size_t peer_place = 0;  // on this rank: among the other stage's outputs
+  };
+  struct Receiving {
+    RequestPtr request;
+    bool has_header = false;
+    Header header;
+  };
+  struct MicroBatch {
+    std::vector<RuntimeValue> inputs, outputs;
+    std::vector<Receiving> receiving;  // by incoming crossing
+    std::vector<RequestPtr> sends;
+    bool posted = false, received = false;
+  };
+  struct Stage {
+    int number = 0;
+    std::shared_ptr<const Model> model;
+    std::unique_ptr<ProgramCache> cache;
+    std::vector<int> plan_inputs;   // for each graph input: the plan's input, or -1
+    std::vector<Crossing> incoming, outgoing;
+    std::vector<MicroBatch> micro_batches;
+    std::vector<const RuntimeValue*> arguments;
+  };
+  struct OutputPlace {
+    int stage = -1;  // index in stages_; -1: elsewhere
+    size_t place = 0;
+  };
+
+  void add_stage(int number, const SessionOptions& options);
+  void find_crossings();
+  Stage& stage(int number);
+  int wire_tag(const Route& route, int micro_batch) const { return route.tag * plan_->micro_batches + micro_batch; }
+
+  void do_forward(const Action& action, const StepInputs& step, Communicator& communicator);
+  void do_send(const Action& action, Communicator& communicator);
+  void do_free(const Action& action);
+  void gather_arguments(Stage& stage, int micro_batch, const StepInputs& step);
+  bool advance_receive(Stage& stage, MicroBatch& slot, size_t crossing, int micro_batch, Communicator& communicator, bool wait);
+  void advance_posted(Communicator& communicator);
+  void finish_receives(Stage& stage, int micro_batch, Communicator& communicator);
+  void limit_sends(Communicator& communicator);
+  void finish_step();
+  void warm_pool();
+
+  std::shared_ptr<const Plan> plan_;
+  RankContext context_;
+  int data_, pipeline_, tensor_;
+  const std::vector<Action>* actions_ = nullptr;
+  std::vector<std::unique_ptr<Stage>> stages_;
+  std::vector<OutputPlace> output_places_;
+  std::vector<std::pair<int, int>> posted_;   // (index of stage, micro-batch) whose receives are wanted, in order
+  std::vector<std::pair<RequestPtr, std::shared_ptr<void>>> sending_;  // with what keeps the buffer
+  std::vector<CommunicationCount> communication_;
+  int64_t weight_bytes_ = 0;
+  double busy_us_ = 0, step_us_ = 0;
+  int running_stage_ = -1;
+  int64_t allocations_before_ = 0;
+  std::function<void(int, int)> before_forward_;
+  static constexpr size_t sends_in_flight = 4;  // messages a rank may be ahead of its receivers
+};
+
+}  // namespace fretsaw

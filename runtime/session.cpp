@@ -1,0 +1,220 @@
+// A session: one thread for each rank, which run a step when it is asked for.
+#include "runtime/session.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "graph/errors.h"
+#include "runtime/rank.h"
+
+namespace fretsaw {
+namespace {
+
+double now_us() {
+  static const auto start = std::chrono::steady_clock::now();
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+}
+
+int usable_cores() {
+  return std::max(1, omp_get_num_procs());
+}
+
+}  // namespace
+
+struct Session::Impl {
+  std::shared_ptr<const Plan> plan;
+  SessionOptions options;
+  int threads = 1;
+  std::vector<std::unique_ptr<Rank>> ranks;
+  std::vector<std::unique_ptr<Communicator>> communicators;
+  std::vector<bool> has_default;
+  BufferPool merged{std::make_shared<AllocationCount>()};  // outputs put together from parts
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<std::thread> workers;
+  StepInputs step;
+  uint64_t step_number = 0;
+  size_t working = 0;
+  bool stop = false;
+  int64_t allocations = 0;
+  std::exception_ptr failure;  // the first of the step
+
+  void start() {
+    find_defaults();
+    int count = plan->mesh.size();
+    threads = options.threads > 0 ? options.threads : std::max(1, usable_cores() / count);
+    for (int d = 0; d < plan->mesh.data; ++d) {
+      for (int p = 0; p < plan->mesh.pipeline; ++p) {
+        for (int t = 0; t < plan->mesh.tensor; ++t) ranks.push_back(std::make_unique<Rank>(plan, options, d, p, t, threads, now_us));
+      }
+    }
+    communicators = make_thread_communicators(count);
+    for (int r = 0; r < count; ++r) workers.emplace_back([this, r] { work(r); });
+  }
+
+  // An input that has an initializer of its name may be left out.
+  void find_defaults() {
+    for (const PlanInput& input : plan->inputs) {
+      bool found = false;
+      for (const PlanGraph& graph : plan->graphs) {
+        if (!graph.model) continue;
+        for (const Value* v : graph.model->graph->inputs) found |= v->name == input.name && v->constant != nullptr;
+      }
+      has_default.push_back(found);
+    }
+  }
+
+  void work(int r) {
+    omp_set_num_threads(threads);
+    uint64_t seen = 0;
+    while (true) {
+      {
+        std::unique_lock lock(mutex);
+        changed.wait(lock, [&] { return stop || step_number != seen; });
+        if (stop) return;
+        seen = step_number;
+      }
+      try {
+        ranks[static_cast<size_t>(r)]->run_step(step, *communicators[static_cast<size_t>(r)]);
+      } catch (...) {
+        fail(r, std::current_exception());
+      }
+      std::unique_lock lock(mutex);
+      if (--working == 0) changed.notify_all();
+    }
+  }
+
+  // The first rank that fails says why, and stops the others.
+  void fail(int r, const std::exception_ptr& error) {
+    Error located = locate(r, error);
+    {
+      std::unique_lock lock(mutex);
+      if (!failure) failure = std::make_exception_ptr(located);
+    }
+    communicators[static_cast<size_t>(r)]->abort(located.what());
+  }
+
+  Error locate(int r, const std::exception_ptr& error) const {
+    int stage = ranks[static_cast<size_t>(r)]->running_stage();
+    std::string place = "rank " + std::to_string(r) + (stage >= 0 ? ", stage " + std::to_string(stage) : "");
+    try {
+      std::rethrow_exception(error);
+    } catch (const Error& e) {
+      if (ranks.size() == 1) return e;
+      if (!e.node().empty() || !e.op().empty()) place += ", node '" + e.node() + "' (" + e.op() + ")";
+      return Error(place + ": " + e.problem(), e.remedy(), e.code());
+    } catch (const std::bad_alloc&) {
+      return Error(place + ": no memory is left", "use smaller inputs, more micro-batches or more stages", ErrorCode::device);
+    } catch (const std::exception& e) {
+      return Error(place + ": " + e.what(), "", ErrorCode::device);
+    }
+  }
+
+  void run_ranks() {
+    if (communicators[0]->aborted()) communicators = make_thread_communicators(plan->mesh.size());
+    int64_t before = count_allocations();
+    {
+      std::unique_lock lock(mutex);
+      failure = nullptr;
+      working = ranks.size();
+      ++step_number;
+      changed.notify_all();
+      changed.wait(lock, [&] { return working == 0; });
+    }
+    allocations = count_allocations() - before;
+    if (!failure) return;
+    for (auto& rank : ranks) rank->forget_step();
+    std::rethrow_exception(std::exchange(failure, nullptr));
+  }
+
+  int64_t count_allocations() const {
+    int64_t count = 0;
+    for (const auto& rank : ranks) count += rank->allocations();
+    return count;
+  }
+
+  RuntimeValue output(size_t index) {
+    std::vector<const RuntimeValue*> parts;
+    std::vector<int64_t> samples;
+    for (const auto& rank : ranks) {  // data ranks come in order; of tensor ranks the first speaks
+      const auto& own = step.batches.parts[static_cast<size_t>(rank->data())];
+      if (own.empty() || !rank->output(index, 0) || (!parts.empty() && last_data_ == rank->data())) continue;
+      last_data_ = rank->data();
+      for (size_t m = 0; m < own.size(); ++m) {
+        parts.push_back(rank->output(index, static_cast<int>(m)));
+        samples.push_back(own[m].count);
+      }
+    }
+    if (parts.empty()) throw Error("no rank makes output '" + plan->outputs[index].name + "'", "partition the model again");
+    return merge_parts(plan->outputs[index], parts, samples, merged);
+  }
+  int last_data_ = -1;
+};
+
+Session::Session(std::shared_ptr<const Plan> plan, const SessionOptions& options) : impl_(std::make_unique<Impl>()) {
+  if (options.device != "cpu") throw Error("there is no device '" + options.device + "'", "use --device cpu", ErrorCode::device);
+  if (plan->structure_only && !options.random_weights) {
+    throw Error("the plan was made with --structure-only and has no weights", "run it with --random-weights SEED");
+  }
+  impl_->plan = std::move(plan);
+  impl_->options = options;
+  impl_->start();
+}
+
+Session::~Session() {
+  {
+    std::unique_lock lock(impl_->mutex);
+    impl_->stop = true;
+    impl_->changed.notify_all();
+  }
+  for (auto& worker : impl_->workers) worker.join();
+}
+
+std::vector<RuntimeValue> Session::run(const std::map<std::string, RuntimeValue>& inputs) {
+  impl_->step.inputs = check_inputs(*impl_->plan, inputs, impl_->has_default);
+  impl_->step.batches = divide_batch(*impl_->plan, impl_->step.inputs);
+  impl_->run_ranks();
+  std::vector<RuntimeValue> outputs;
+  for (size_t i = 0; i < impl_->plan->outputs.size(); ++i) outputs.push_back(impl_->output(i));
+  for (auto& rank : impl_->ranks) rank->forget_step();
+  return outputs;
+}
+
+std::vector<RankReport> Session::ranks() const {
+  std::vector<RankReport> reports;
+  for (const auto& rank : impl_->ranks) reports.push_back(rank->report());
+  return reports;
+}
+
+std::vector<CommunicationCount> Session::communication() const {
+  std::vector<CommunicationCount> total;
+  for (const auto& rank : impl_->ranks) {
+    if (rank->data() != 0) continue;
+    for (const CommunicationCount& own : rank->communication()) {
+      auto same = std::find_if(total.begin(), total.end(), [&](const CommunicationCount& c) { return c.op == own.op && c.axis == own.axis; });
+      if (same == total.end()) {
+        total.push_back(own);
+      } else {
+        same->count += own.count;
+        same->bytes += own.bytes;
+      }
+    }
+  }
+  return total;
+}
+
+std::vector<TraceEvent> Session::trace() const {
+  std::vector<TraceEvent> events;
+  for (const auto& rank : impl_->ranks) events.insert(events.end(), rank->events().begin(), rank->events().end());
+  return events;
+}
+
+int64_t Session::allocations_in_last_step() const { return impl_->allocations; }
+
+}  // namespace fretsaw

@@ -1,0 +1,200 @@
+// From a graph template to one for given inputs: shapes inferred, constants folded, branches with a known condition inlined.
+#include <algorithm>
+#include <unordered_set>
+
+#include "graph/communication_schemas.h"
+#include "graph/passes.h"
+#include "runtime/program.h"
+
+namespace fretsaw {
+
+void decompose_to_functions(Model& model, const std::function<bool(const Node&)>& has_kernel);  // graph/passes/decompose.cpp
+
+namespace {
+
+using ValueMap = std::unordered_map<const Value*, Value*>;
+
+constexpr size_t max_folded_bytes = size_t{64} << 20;  // larger results are made when they are needed, not kept
+
+// Replaces uses of the map's keys by its values in the graph and its bodies, in one walk.
+void substitute(Graph& graph, const ValueMap& map) {
+  auto changed = [&](Value* v) {
+    auto found = map.find(v);
+    return found == map.end() ? v : found->second;
+  };
+  for (Node* node : graph.nodes) {
+    for (Value*& v : node->inputs) v = changed(v);
+    for (const GraphPtr& body : bodies(*node)) substitute(*body, map);
+  }
+  for (Value*& v : graph.outputs) v = changed(v);
+}
+
+// Send and Recv stand at the border to be seen; the schedule moves the data.
+void remove_border_nodes(Graph& graph) {
+  ValueMap passed;
+  std::erase_if(graph.nodes, [&](Node* node) {
+    bool border = node->domain == kCommunicationDomain && (node->op == "Send" || node->op == "Recv");
+    if (!border || !node->input(0)) return false;
+    Value* from = node->input(0);
+    if (auto found = passed.find(from); found != passed.end()) from = found->second;
+    if (node->out(0)) passed[node->out(0)] = from;
+    return true;
+  });
+  if (!passed.empty()) substitute(graph, passed);
+}
+
+bool fold_known_values(Graph& graph, const ShapeFacts& facts) {
+  ValueMap constants;
+  for (Node* node : graph.nodes) {
+    for (Value* v : node->outputs) {
+      if (!v) continue;
+      auto known = facts.known.find(v);
+      if (known == facts.known.end()) continue;
+      Value* constant = graph.add_constant(graph.fresh_name(v->name + "_folded"), known->second);
+      constant->source = v->source_name();
+      constants[v] = constant;
+    }
+  }
+  if (constants.empty()) return false;
+  substitute(graph, constants);
+  return true;
+}
+
+// The nodes of `body`, copied into `graph`; `map` receives where its values went.
+std::vector<Node*> copy_body(Graph& graph, const Graph& body, ValueMap& map) {
+  std::vector<Node*> copies;
+  for (const Value& v : body.all_values()) {
+    Value* copy = graph.add_value(graph.fresh_name(v.name), v.type);
+    copy->output = v.output;
+    copy->constant = v.constant;
+    copy->source = v.source;
+    map[&v] = copy;
+  }
+  auto mapped = [&](Value* v) {
+    auto found = map.find(v);
+    return found == map.end() ? v : found->second;
+  };
+  for (const Node* node : body.nodes) {
+    Node* copy = graph.add_node_object();
+    copy->name = node->name;
+    copy->op = node->op;
+    copy->domain = node->domain;
+    copy->overload = node->overload;
+    copy->metadata = node->metadata;
+    copy->group = node->group;
+    for (Value* v : node->inputs) copy->inputs.push_back(v ? mapped(v) : nullptr);
+    for (Value* v : node->outputs) {
+      copy->outputs.push_back(v ? mapped(v) : nullptr);
+      if (v) copy->outputs.back()->producer = copy;
+    }
+    for (const Attribute& attribute : node->attributes) {
+      copy->attributes.push_back(attribute);
+      if (const auto* inner = std::get_if<GraphPtr>(&attribute.value)) {
+        GraphPtr inner_copy = clone(**inner, &map);
+        inner_copy->parent = &graph;
+        copy->attributes.back().value = inner_copy;
+      }
+    }
+    copies.push_back(copy);
+  }
+  return copies;
+}
+
+// Fusion groups of a body must not meet those of the graph it goes into.
+void renumber_groups(const Graph& graph, std::vector<Node*>& copies) {
+  int next = 0;
+  for (const Node* node : graph.nodes) next = std::max(next, node->group + 1);
+  std::unordered_map<int, int> numbers;
+  for (Node* node : copies) {
+    if (node->group < 0) continue;
+    auto [found, added] = numbers.try_emplace(node->group, next);
+    if (added) ++next;
+    node->group = found->second;
+  }
+}
+
+bool inline_constant_branches(Graph& graph) {
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    Node* node = graph.nodes[i];
+    if (!node->is("If") || !node->input(0) || !node->input(0)->constant || node->input(0)->constant->count() != 1) continue;
+    auto condition = int_values(*node->input(0)->constant);
+    if (!condition) continue;
+    GraphPtr body = node->get_graph((*condition)[0] ? "then_branch" : "else_branch");
+    if (!body || body->outputs.size() < node->outputs.size()) continue;
+    ValueMap map, results;
+    std::vector<Node*> copies = copy_body(graph, *body, map);
+    renumber_groups(graph, copies);
+    for (size_t o = 0; o < node->outputs.size(); ++o) {
+      if (!node->outputs[o]) continue;
+      auto found = map.find(body->outputs[o]);
+      results[node->outputs[o]] = found == map.end() ? body->outputs[o] : found->second;
+    }
+    graph.nodes.erase(graph.nodes.begin() + static_cast<std::ptrdiff_t>(i));
+    graph.nodes.insert(graph.nodes.begin() + static_cast<std::ptrdiff_t>(i), copies.begin(), copies.end());
+    substitute(graph, results);
+    return true;  // its nodes may hold such branches too: come again after inference
+  }
+  return false;
+}
+
+bool has_kernel(const Node& node, int threads) {
+  if (is_control_flow(node) || node.domain == kCommunicationDomain) return true;
+  const KernelRecord* record = cpu_kernels().find(node.op, node.domain);
+  if (!record || !record->make) return false;
+  return !record->unsupported || record->unsupported(make_context({&node}, threads)).empty();
+}
+
+// Gives the inputs their types; those whose contents are compiled in or left out become plain constants.
+void fix_inputs(Graph& graph, Specialised& made, const std::vector<InputSpec>& specs) {
+  std::unordered_set<const Value*> gone;
+  for (size_t i = 0; i < made.inputs.size(); ++i) {
+    Value* v = made.inputs[i];
+    if (specs[i].content) v->constant = specs[i].content;
+    if (specs[i].content || !specs[i].given) {
+      if (v->constant) gone.insert(v);
+      made.inputs[i] = nullptr;
+    } else {
+      v->constant = nullptr;
+      v->type = specs[i].type;
+    }
+  }
+  std::erase_if(graph.inputs, [&](const Value* v) { return gone.count(v) > 0; });
+}
+
+}  // namespace
+
+Specialised specialise(const Model& model, const std::vector<Value*>& inputs, const std::vector<InputSpec>& specs, const RankContext& rank) {
+  Specialised made;
+  auto copy = std::make_shared<Model>(model);
+  ValueMap map;
+  copy->graph = clone(*model.graph, &map);
+  copy->graph->parent = nullptr;
+  for (const Value* v : inputs) made.inputs.push_back(map.at(v));
+  made.model = copy;
+  Graph& graph = *copy->graph;
+  fix_inputs(graph, made, specs);
+  remove_border_nodes(graph);
+
+  InferOptions options;
+  options.keep_hints = false;
+  options.evaluate = [&](const Node& node, const std::vector<TensorPtr>& in, std::vector<TensorPtr>& out) {
+    return evaluate_node(node, in, rank.threads, max_folded_bytes, out);
+  };
+  auto kernel_exists = [&](const Node& node) { return has_kernel(node, rank.threads); };
+  auto infer_and_fold = [&] {
+    ShapeFacts facts = infer_shapes(*copy, options);
+    if (fold_known_values(graph, facts)) remove_dead_nodes(graph);
+  };
+  infer_and_fold();
+  while (inline_constant_branches(graph)) infer_and_fold();
+  bool decomposes = std::any_of(graph.nodes.begin(), graph.nodes.end(), [&](const Node* node) { return !kernel_exists(*node); });
+  if (decomposes) {
+    decompose_to_functions(*copy, kernel_exists);
+    infer_and_fold();
+    while (inline_constant_branches(graph)) infer_and_fold();
+  }
+  remove_dead_nodes(graph);
+  return made;
+}
+
+}  // namespace fretsaw

@@ -1,0 +1,139 @@
+// Running a model or plan and timing it: what `run` and `bench` share.
+#include "tools/execution.h"
+
+#include <sched.h>
+
+#include <CLI/App.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <thread>
+
+#include "graph/errors.h"
+#include "graph/io.h"
+#include "partitioner/partition.h"
+#include "tools/options.h"
+#include "tools/text.h"
+
+namespace fretsaw {
+namespace {
+
+Plan plan_of_model(const std::string& path, const ExecutionSettings& settings, int micro_batches) {
+  Model model = read_model(path, {.allow_missing_weights = settings.random_weights.has_value()});
+  PartitionOptions options;
+  options.micro_batches = micro_batches;
+  options.shapes = parse_shapes(settings.shapes);
+  try {
+    return partition(std::move(model), options);
+  } catch (const Error& error) {
+    throw error.in_file(path);
+  }
+}
+
+Plan plan_of_folder(const std::string& path, const ExecutionSettings& settings, std::vector<std::string>& notes) {
+  Plan plan = read_plan(path, settings.random_weights.has_value());
+  if (plan.structure_only && !settings.random_weights)
+    throw Error("was made with --structure-only and holds no weights", "add --random-weights SEED").in_file(path);
+  if (settings.micro_batches && *settings.micro_batches != plan.micro_batches)
+    usage_error("--micro-batches " + std::to_string(*settings.micro_batches) + ": the plan was made for " + std::to_string(plan.micro_batches),
+                "partition the model again with --micro-batches " + std::to_string(*settings.micro_batches));
+  if (!settings.shapes.empty() && !settings.random) notes.push_back("--shape has nothing to do in a plan whose inputs are given");
+  return plan;
+}
+
+}  // namespace
+
+void add_execution_options(CLI::App& command, ExecutionSettings& s) {
+  command.add_option("model", s.path, "An ONNX file or a plan folder")->required();
+  command.add_option("--device", s.device, "cpu (cuda is not in this build)");
+  command.add_option("--devices", s.devices, "0,1,...: the devices to use; nothing to choose on the CPU");
+  add_repeated(command, "--shape", s.shapes, "NAME=D,D,...: fix an input's dimensions");
+  command.add_option("--inputs", s.inputs_folder, "A folder with input_K.pb or NAME.npy");
+  add_repeated(command, "--input", s.input_files, "NAME=FILE: an input's .pb or .npy file");
+  command.add_option("--random", s.random, "SEED: make inputs up");
+  command.add_option("--micro-batches", s.micro_batches, "Parts a model's batch is run in")->check(CLI::Range(1, 1 << 20));
+  command.add_option("--threads", s.threads, "Cores for each CPU rank (without it: the machine's, divided)")->check(CLI::Range(1, 4096));
+  command.add_option("--precision", s.precision, "fp32 (others are not in this build)");
+  command.add_option("--random-weights", s.random_weights, "SEED: fill missing weights");
+}
+
+void check_execution_options(const ExecutionSettings& settings, std::vector<std::string>& notes) {
+  if (settings.device != "cpu" && settings.device != "cuda") usage_error("--device names the unknown device '" + settings.device + "'", "write cpu");
+  if (settings.device == "cuda")
+    throw Error("--device cuda is not supported: this build runs on the CPU only", "write --device cpu", ErrorCode::device);
+  if (!settings.devices.empty()) notes.push_back("--devices has nothing to do on the CPU: every rank is a group of threads");
+  static const std::set<std::string> known = {"tf32", "fp16", "bf16"};
+  if (known.contains(settings.precision)) not_supported("--precision " + settings.precision, "this build computes in the types of the model only", "leave it out");
+  if (!settings.precision.empty() && settings.precision != "fp32")
+    usage_error("--precision names the unknown precision '" + settings.precision + "'", "write fp32");
+  const int sources = !settings.inputs_folder.empty() + !settings.input_files.empty() + settings.random.has_value();
+  if (sources > 1) usage_error("more than one of --inputs, --input and --random is given", "keep one of them");
+}
+
+int machine_cores() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0) return CPU_COUNT(&set);
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+std::shared_ptr<const Plan> open_plan(const std::string& path, const ExecutionSettings& settings, int micro_batches, std::vector<std::string>& notes) {
+  const bool folder = std::filesystem::is_directory(path);
+  if (folder && !is_plan_folder(path)) throw Error("is a folder without a plan.json", "give an ONNX file or a folder that `fretsaw partition` wrote").in_file(path);
+  Plan plan = folder ? plan_of_folder(path, settings, notes) : plan_of_model(path, settings, micro_batches);
+  notes.insert(notes.end(), plan.notes.begin(), plan.notes.end());
+  return std::make_shared<const Plan>(std::move(plan));
+}
+
+SessionOptions session_options(const ExecutionSettings& settings, const Plan& plan) {
+  SessionOptions options;
+  options.device = settings.device;
+  options.threads = settings.threads > 0 ? settings.threads : std::max(1, machine_cores() / plan.mesh.size());
+  options.random_weights = settings.random_weights.has_value();
+  options.weight_seed = settings.random_weights.value_or(0);
+  return options;
+}
+
+Inputs gather_inputs(const Plan& plan, const ExecutionSettings& settings, std::vector<std::string>& notes) {
+  const std::map<std::string, Dims> shapes = parse_shapes(settings.shapes);
+  Inputs inputs;
+  if (!settings.inputs_folder.empty()) {
+    inputs = read_input_folder(plan, settings.inputs_folder);
+  } else if (!settings.input_files.empty()) {
+    read_input_files(plan, settings.input_files, inputs);
+  } else {
+    if (!settings.random && !plan.inputs.empty()) notes.push_back("inputs are made up with seed 0 (--inputs, --input or --random chooses them)");
+    return random_inputs(plan, settings.random.value_or(0), shapes, notes);
+  }
+  check_shapes(inputs, shapes);
+  return inputs;
+}
+
+Timing timing_of(std::vector<double> times_ms) {
+  if (times_ms.empty()) return {};
+  std::sort(times_ms.begin(), times_ms.end());
+  const size_t n = times_ms.size();
+  const double median = n % 2 ? times_ms[n / 2] : (times_ms[n / 2 - 1] + times_ms[n / 2]) / 2;
+  return {median, times_ms.front(), times_ms.back(), static_cast<int>(n)};
+}
+
+Json json_of(const Timing& t) { return {{"median", t.median_ms}, {"min", t.min_ms}, {"max", t.max_ms}, {"runs", t.runs}}; }
+
+double run_once(Session& session, const Inputs& inputs, std::vector<RuntimeValue>& outputs) {
+  const auto start = std::chrono::steady_clock::now();
+  outputs = session.run(inputs);
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+}
+
+void print_ranks(const std::vector<RankReport>& ranks) {
+  Table table({"rank", "stages", "device", ">weights", ">peak", ">busy"});
+  for (const RankReport& r : ranks) {
+    std::vector<std::string> stages;
+    for (const int stage : r.stages) stages.push_back(std::to_string(stage));
+    table.add({std::to_string(r.rank), join(stages, ","), r.device, human_bytes(static_cast<double>(r.weight_bytes)),
+               human_bytes(static_cast<double>(r.peak_bytes)), human_percent(r.busy_share)});
+  }
+  table.print();
+}
+
+}  // namespace fretsaw

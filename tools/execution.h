@@ -1,0 +1,45 @@
+// Running a model or plan and timing it: what `run` and `bench` share.
+#pragma once
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/session.h"
+#include "tools/inputs.h"
+#include "tools/json_output.h"
+
+namespace CLI {
+class App;
+}
+
+namespace fretsaw {
+
+// The options that `run` and `bench` have in common.
+struct ExecutionSettings {
+  std::string path, device = "cpu", devices, inputs_folder, precision;
+  std::vector<std::string> shapes, input_files;
+  std::optional<uint64_t> random, random_weights;
+  std::optional<int> micro_batches;
+  int threads = 0;
+};
+void add_execution_options(CLI::App& command, ExecutionSettings& settings);
+void check_execution_options(const ExecutionSettings& settings, std::vector<std::string>& notes);
+
+int machine_cores();
+// The plan at `path`, or the model there as a plan of one stage.
+std::shared_ptr<const Plan> open_plan(const std::string& path, const ExecutionSettings& settings, int micro_batches, std::vector<std::string>& notes);
+SessionOptions session_options(const ExecutionSettings& settings, const Plan& plan);
+// From --inputs, --input or --random; without any of them, seed 0 and a note.
+Inputs gather_inputs(const Plan& plan, const ExecutionSettings& settings, std::vector<std::string>& notes);
+
+struct Timing {
+  double median_ms = 0, min_ms = 0, max_ms = 0;
+  int runs = 0;
+};
+Timing timing_of(std::vector<double> times_ms);
+Json json_of(const Timing& timing);
+double run_once(Session& session, const Inputs& inputs, std::vector<RuntimeValue>& outputs);  // milliseconds
+void print_ranks(const std::vector<RankReport>& ranks);
+
+}  // namespace fretsaw

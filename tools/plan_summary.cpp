@@ -1,0 +1,205 @@
+// What a plan holds and costs: the counts behind `inspect PLAN` and `partition`.
+#include "tools/plan_summary.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <unordered_set>
+
+#include "tools/model_summary.h"
+#include "tools/text.h"
+
+namespace fretsaw {
+namespace {
+
+std::map<std::string, int> mesh_axes(const Mesh& mesh) { return {{"data", mesh.data}, {"pipeline", mesh.pipeline}, {"tensor", mesh.tensor}}; }
+
+// Bytes of the initializers that some graphs name, shared ones once: tensors of one name are one.
+class WeightCount {
+ public:
+  void add(const Graph& graph) {
+    for (const Value& value : graph.all_values()) {
+      if (value.is_constant() && names_.insert(value.source_name()).second) bytes_ += saturating_bytes(value.constant->dtype, value.constant->dims);
+    }
+    for (const Node* node : graph.nodes)
+      for (const GraphPtr& body : bodies(*node)) add(*body);
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  std::unordered_set<std::string> names_;
+  int64_t bytes_ = 0;
+};
+
+int64_t weight_bytes(const PlanGraph& graph) {
+  WeightCount count;
+  count.add(*graph.model->graph);
+  return count.bytes();
+}
+
+const StageEstimate& estimate(const Plan& plan, int stage) {
+  static const StageEstimate none;
+  return stage >= 0 && static_cast<size_t>(stage) < plan.stages.size() ? plan.stages[stage] : none;
+}
+
+// What a pipeline rank does, from the schedule's problem: rank -> stages, ascending.
+std::vector<std::vector<int>> stages_of_ranks(const Plan& plan) {
+  const ScheduleProblem problem = schedule_problem(plan);
+  std::vector<std::vector<int>> stages(static_cast<size_t>(plan.mesh.pipeline));
+  for (size_t stage = 0; stage < problem.rank_of_stage.size(); ++stage) {
+    const auto rank = static_cast<size_t>(problem.rank_of_stage[stage]);
+    if (rank < stages.size()) stages[rank].push_back(static_cast<int>(stage));
+  }
+  return stages;
+}
+
+struct RankSummary {
+  int rank = 0;
+  std::map<std::string, int> coordinates;
+  std::vector<int> stages;
+  std::vector<std::string> graphs;
+  int64_t weight_bytes = 0;
+  double flops = 0;
+};
+
+// Does this rank run the graph? Its coordinates must agree on the axes on which the graph differs.
+bool runs(const RankSummary& rank, const PlanGraph& graph) {
+  if (std::find(rank.stages.begin(), rank.stages.end(), graph.stage) == rank.stages.end()) return false;
+  for (const auto& [axis, index] : graph.coordinates) {
+    const auto found = rank.coordinates.find(axis);
+    if (axis != "pipeline" && found != rank.coordinates.end() && found->second != index) return false;
+  }
+  return true;
+}
+
+std::vector<RankSummary> rank_summaries(const Plan& plan) {
+  const std::vector<std::vector<int>> stages = stages_of_ranks(plan);
+  std::vector<RankSummary> ranks;
+  for (int d = 0; d < plan.mesh.data; ++d) {
+    for (int p = 0; p < plan.mesh.pipeline; ++p) {
+      for (int t = 0; t < plan.mesh.tensor; ++t) {
+        RankSummary rank{plan.mesh.rank(d, p, t), {{"data", d}, {"pipeline", p}, {"tensor", t}}, stages[static_cast<size_t>(p)], {}, 0, 0};
+        WeightCount weights;
+        for (const PlanGraph& graph : plan.graphs) {
+          if (!runs(rank, graph)) continue;
+          rank.graphs.push_back(graph.file);
+          rank.flops += estimate(plan, graph.stage).flops;
+          weights.add(*graph.model->graph);
+        }
+        rank.weight_bytes = weights.bytes();
+        ranks.push_back(std::move(rank));
+      }
+    }
+  }
+  return ranks;
+}
+
+// One Send for each route, for each micro-batch; the lowest rank of the stage counts.
+std::vector<CommunicationCount> communication(const Plan& plan) {
+  if (plan.routes.empty()) return {};
+  CommunicationCount sends{"Send", "pipeline", static_cast<int64_t>(plan.routes.size()), 0};
+  for (const StageEstimate& stage : plan.stages) sends.bytes += stage.send_bytes;
+  return {sends};
+}
+
+int64_t nodes_of_stage(const Plan& plan, int stage) {
+  for (const PlanGraph& graph : plan.graphs)
+    if (graph.stage == stage) return static_cast<int64_t>(graph.model->graph->nodes.size());
+  return 0;
+}
+
+int64_t weights_of_stage(const Plan& plan, int stage) {
+  WeightCount weights;
+  for (const PlanGraph& graph : plan.graphs)
+    if (graph.stage == stage) weights.add(*graph.model->graph);
+  return weights.bytes();
+}
+
+std::string list_of(const std::vector<int>& numbers) {
+  std::string out;
+  for (const int n : numbers) out += (out.empty() ? "" : ",") + std::to_string(n);
+  return out;
+}
+
+void print_stages(const Plan& plan) {
+  Table table({"stage", ">nodes", ">flops", ">weights", ">sends", ">predicted"});
+  for (size_t i = 0; i < plan.stages.size(); ++i) {
+    const auto stage = static_cast<int>(i);
+    const StageEstimate& e = plan.stages[i];
+    table.add({std::to_string(i), std::to_string(nodes_of_stage(plan, stage)), human_count(e.flops),
+               human_bytes(static_cast<double>(weights_of_stage(plan, stage))), human_bytes(static_cast<double>(e.send_bytes)),
+               human_time(e.time_us)});
+  }
+  table.print();
+}
+
+void print_ranks(const Plan& plan) {
+  Table table({"rank", "stages", "graphs", ">flops", ">weights"});
+  for (const RankSummary& rank : rank_summaries(plan))
+    table.add({std::to_string(rank.rank), list_of(rank.stages), join(rank.graphs, ","), human_count(rank.flops),
+               human_bytes(static_cast<double>(rank.weight_bytes))});
+  table.print();
+}
+
+void print_routes(const Plan& plan) {
+  Table table({"from", "to", "value", "type"});
+  for (const Route& route : plan.routes)
+    table.add({"stage " + std::to_string(route.from_stage), "stage " + std::to_string(route.to_stage),
+               route.source.empty() ? route.value : route.source, to_string(route.type)});
+  if (!table.empty()) std::printf("\n"), table.print();
+}
+
+}  // namespace
+
+Json plan_json(const Plan& plan) {
+  Json out;
+  out["mesh"] = mesh_axes(plan.mesh);
+  out["schedule"] = plan.schedule.name;
+  out["micro_batches"] = plan.micro_batches;
+  out["graphs"] = Json::array();
+  for (const PlanGraph& graph : plan.graphs) {
+    out["graphs"].push_back({{"file", graph.file},
+                             {"stage", graph.stage},
+                             {"kind", graph.kind},
+                             {"nodes", graph.model->graph->nodes.size()},
+                             {"flops", estimate(plan, graph.stage).flops},
+                             {"weight_bytes", weight_bytes(graph)}});
+  }
+  out["ranks"] = Json::array();
+  for (const RankSummary& rank : rank_summaries(plan)) {
+    out["ranks"].push_back({{"rank", rank.rank},
+                            {"coordinates", rank.coordinates},
+                            {"stages", rank.stages},
+                            {"graphs", rank.graphs},
+                            {"weight_bytes", rank.weight_bytes},
+                            {"flops", rank.flops}});
+  }
+  out["stages"] = Json::array();
+  for (size_t i = 0; i < plan.stages.size(); ++i) {
+    const auto stage = static_cast<int>(i);
+    out["stages"].push_back({{"stage", stage},
+                             {"nodes", nodes_of_stage(plan, stage)},
+                             {"flops", plan.stages[i].flops},
+                             {"weight_bytes", weights_of_stage(plan, stage)},
+                             {"send_bytes", plan.stages[i].send_bytes}});
+  }
+  out["communication"] = json_of(communication(plan));
+  out["shardings"] = Json::array();
+  for (const auto& [tensor, sharding] : plan.shardings) out["shardings"].push_back({{"tensor", tensor}, {"sharding", sharding}});
+  out["notes"] = plan.notes;
+  return out;
+}
+
+void print_plan(const Plan& plan) {
+  std::printf("mesh data=%d pipeline=%d tensor=%d, %d micro-batch%s, schedule %s, costs of %s\n\n", plan.mesh.data, plan.mesh.pipeline,
+              plan.mesh.tensor, plan.micro_batches, plan.micro_batches == 1 ? "" : "es", plan.schedule.name.c_str(), plan.target.c_str());
+  print_stages(plan);
+  std::printf("\n");
+  print_ranks(plan);
+  print_routes(plan);
+  if (!plan.notes.empty()) std::printf("\n");
+  print_notes(plan.notes);
+}
+
+}  // namespace fretsaw
