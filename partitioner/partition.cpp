@@ -9,6 +9,7 @@
 
 #include "graph/errors.h"
 #include "partitioner/annotate.h"
+#include "partitioner/batch.h"
 #include "partitioner/cost.h"
 #include "partitioner/schedules.h"
 #include "partitioner/stages.h"
@@ -55,13 +56,59 @@ void note_assumptions(const Graph& graph, std::vector<std::string>& notes) {
   if (!names.empty()) notes.push_back(fmt::format("costs assumed {}", fmt::join(names, ", ")));
 }
 
-void describe_borders(const Graph& graph, Plan& plan) {
-  for (const Value* v : graph.inputs) plan.inputs.push_back({v->name, v->type, -1, {}});
+void describe_borders(const Graph& graph, const BatchFacts& facts, Plan& plan) {
+  for (const Value* v : graph.inputs) {
+    PlanInput& input = plan.inputs.emplace_back();
+    input.name = v->name;
+    input.type = v->type;
+    for (const auto& [value, axis] : facts.inputs)
+      if (value == v) input.batch_axis = axis;
+  }
   for (const Value* v : graph.outputs) {
     PlanOutput& output = plan.outputs.emplace_back();
     output.name = v->name;
     output.type = v->type;
+    auto rule = facts.outputs.find(v->name);
+    output.merge = rule == facts.outputs.end() ? "same" : rule->second.merge;  // an output that does not depend on the batch
+    output.axis = rule == facts.outputs.end() ? 0 : rule->second.axis;
   }
+}
+
+// Follows the batch where it is to be divided, and makes one that is baked into the file symbolic.
+BatchFacts divide_batch(Model& model, const PartitionOptions& options) {
+  int parts = options.mesh.data * options.micro_batches;
+  if (parts == 1) return {};
+  BatchFacts facts = analyse_batch(model, options.batch_axes, options.merges);
+  if (facts.batch >= 0 && parts > facts.batch)
+    throw Error(fmt::format("the model is written for a batch of {}, which does not fill {} micro-batches", facts.batch, parts),
+                "use fewer micro-batches, or export the model with a larger or symbolic batch");
+  make_batch_symbolic(model, facts);
+  return facts;
+}
+
+// A copy of a model whose batch was made symbolic, with the sizes of the largest micro-batch: what costs are computed on. Nodes stand at the same
+// positions.
+Model at_micro_batch_size(const Model& model, const BatchFacts& facts, const std::map<std::string, Dims>& whole, int parts) {
+  Model sized = clone(model);
+  std::map<std::string, Dims> shapes;
+  for (const auto& [value, axis] : facts.inputs) {
+    auto it = whole.find(value->name);
+    if (it == whole.end() || axis < 0) continue;
+    Dims dims = it->second;
+    int64_t& d = dims[static_cast<size_t>(axis)];
+    d = d / facts.batch * ((facts.batch + parts - 1) / parts);
+    shapes[value->name] = dims;
+  }
+  set_input_shapes(sized, shapes);
+  infer_shapes(sized);
+  return sized;
+}
+
+std::map<std::string, Dims> static_inputs(const Graph& graph) {
+  std::map<std::string, Dims> shapes;
+  for (const Value* v : graph.inputs)
+    if (v->type.shape && is_static(*v->type.shape)) shapes[v->name] = dims_of(*v->type.shape);
+  return shapes;
 }
 
 std::optional<int64_t> memory_limit(const PartitionOptions& options, const Target& target) {
@@ -184,13 +231,25 @@ Plan partition(Model model, const PartitionOptions& options, std::vector<PassTim
     Timer timer("infer-shapes", *model.graph, timings);
     infer_shapes(model);
   }
+  std::map<std::string, Dims> whole = static_inputs(*model.graph);
+  BatchFacts facts;
+  {
+    Timer timer("batch", *model.graph, timings);
+    facts = divide_batch(model, options);
+  }
+  plan.batch = facts.batch;
   plan.notes = model.notes;
-  describe_borders(*model.graph, plan);
-  note_assumptions(*model.graph, plan.notes);
+  plan.notes.insert(plan.notes.end(), facts.notes.begin(), facts.notes.end());
+  describe_borders(*model.graph, facts, plan);
   {
     Timer timer("cut", *model.graph, timings);
-    GraphIndex index(*model.graph);
-    build_stages(model, index, assign(index, *source.graph, options, target, plan.mesh.pipeline), plan);
+    Model sized;
+    bool baked = facts.batch > 0 && plan.mesh.pipeline > 1;
+    if (baked) sized = at_micro_batch_size(model, facts, whole, options.mesh.data * options.micro_batches);
+    const Graph& costed = baked ? *sized.graph : *model.graph;
+    note_assumptions(costed, plan.notes);
+    StageAssignment assignment = assign(GraphIndex(costed), *source.graph, options, target, plan.mesh.pipeline);
+    build_stages(model, GraphIndex(*model.graph), assignment, plan);
   }
   estimate_stages(plan, target);
   check_memory(plan, memory_limit(options, target));

@@ -249,31 +249,33 @@ void build_stages(const Model& model, const GraphIndex& index, const StageAssign
 
 namespace {
 
+// The most bytes of values alive at once, in running order; inputs from the start, outputs to the end. Send and Recv pass on what they take.
 int64_t peak_activation_bytes(const Graph& graph) {
-  std::unordered_map<const Value*, int64_t> last;
-  auto n = static_cast<int64_t>(graph.nodes.size());
-  for (int64_t i = 0; i < n; ++i) {
-    const Node& node = *graph.nodes[static_cast<size_t>(i)];
-    for (const Value* v : node.inputs)
-      if (v && !v->constant) last[v] = i;
-    for (const Value* v : captures(node))
-      if (!v->constant) last[v] = i;
-    for (const Value* v : node.outputs)
-      if (v) last.try_emplace(v, i);
+  size_t n = graph.nodes.size();
+  std::unordered_map<const Value*, size_t> last;
+  for (size_t i = 0; i < n; ++i) {
+    for (const Value* v : graph.nodes[i]->inputs)
+      if (v) last[v] = i;
+    for (const Value* v : captures(*graph.nodes[i])) last[v] = i;
   }
-  for (const Value* v : graph.outputs)
-    if (!v->constant) last[v] = n;
-  std::vector<int64_t> change(static_cast<size_t>(n) + 2, 0);
-  for (const auto& [v, end] : last) {
-    if (v->producer && v->producer->domain == kCommunicationDomain && v->producer->op == "Send") continue;  // the same bytes as what is sent
-    int64_t begin = 0;
-    change[static_cast<size_t>(end) + 1] -= type_bytes(v->type);
-    if (v->producer) begin = -1;
-    if (begin == 0) change[0] += type_bytes(v->type);
+  for (const Value* v : graph.outputs) last[v] = n;
+  std::vector<int64_t> change(n + 2, 0);
+  auto lives = [&](const Value* v, size_t from) {
+    if (!v || v->constant) return;
+    auto it = last.find(v);
+    change[from] += type_bytes(v->type);
+    change[(it == last.end() ? from : it->second) + 1] -= type_bytes(v->type);
+  };
+  std::set<const Value*> received;
+  for (size_t i = 0; i < n; ++i) {
+    const Node& node = *graph.nodes[i];
+    if (node.domain == kCommunicationDomain && node.op == "Send") continue;
+    bool receives = node.domain == kCommunicationDomain && node.op == "Recv";
+    if (receives) received.insert(node.input(0));
+    for (const Value* v : node.outputs) lives(v, receives ? 0 : i);
   }
-  for (int64_t i = 0; i < n; ++i)
-    for (const Value* v : graph.nodes[static_cast<size_t>(i)]->outputs)
-      if (v && !(v->producer->domain == kCommunicationDomain && v->producer->op == "Send")) change[static_cast<size_t>(i)] += type_bytes(v->type);
+  for (const Value* v : graph.inputs)
+    if (!received.count(v)) lives(v, 0);
   int64_t live = 0, peak = 0;
   for (int64_t c : change) peak = std::max(peak, live += c);
   return peak;

@@ -83,7 +83,7 @@ uint16_t half_bits(float value) {
   int exponent = 0;
   const double fraction = std::frexp(magnitude, &exponent);  // [0.5, 1)
   const auto mantissa = static_cast<uint32_t>(std::nearbyint(std::ldexp(fraction, 11)));  // 1024..2048
-  return static_cast<uint16_t>(sign | (static_cast<uint32_t>(exponent + 14 - 1) << 10) + mantissa);
+  return static_cast<uint16_t>(sign | ((static_cast<uint32_t>(exponent + 14 - 1) << 10) + mantissa));
 }
 
 uint16_t bfloat_bits(float value) {

@@ -38,7 +38,7 @@ bool Match::closed() const {
   };
   for (const Node* node : taken_)
     for (const Value* v : node->outputs) {
-      if (!v) continue;
+      if (!v || node == &root_) continue;
       if (matcher_.uses_.outputs.count(v)) return false;
       const auto& users = matcher_.uses_.of(v);
       if (!std::all_of(users.begin(), users.end(), inside)) return false;

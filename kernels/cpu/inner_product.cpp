@@ -29,7 +29,7 @@ InnerProduct::InnerProduct(TensorPtr b, int64_t K, int64_t N, int64_t row, int64
 
 // An operand for Y [..., N] as one for [rows, N]: [1, N], [rows, 1], [rows, N] or [1, 1]; nullopt where it repeats otherwise.
 std::optional<Dims> InnerProduct::flat_operand(const Plan& plan, const Dims& operand) const {
-  if (plan.y.empty() || operand.size() > plan.y.size()) return std::nullopt;
+  if (plan.y.empty() || plan.y.back() != N_ || operand.size() > plan.y.size()) return std::nullopt;
   const Dims dims = padded(operand, plan.y.size());
   const bool same = std::equal(dims.begin(), dims.end() - 1, plan.y.begin());
   const bool ones = std::all_of(dims.begin(), dims.end() - 1, [](int64_t d) { return d == 1; });
@@ -82,7 +82,7 @@ InnerProduct::Plan InnerProduct::make_plan(int64_t rows, const Dims& y, std::vec
   Plan plan;
   plan.rows = rows, plan.y = y, plan.operands = std::move(operands);
   if (!steps_.empty() && steps_[0].kind == FusedStep::Kind::add) {
-    if (flat_operand(plan, plan.operands[0]) == Dims{1, N_} && !(rows == 1 && plan.operands[0] == y && y.size() > 1)) {
+    if (flat_operand(plan, plan.operands[0]) == Dims{1, N_}) {
       plan.bias_input = static_cast<int>(steps_[0].operand), plan.first_step = 1;
     }
   }

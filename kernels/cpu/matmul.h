@@ -1,6 +1,7 @@
 // What the files of the matrix product family share.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -39,6 +40,27 @@ void multiply_by_loops(const T* a, const T* b, T* y, int64_t M, int64_t K, int64
       const T factor = a[i * K + k];
       const T* from = b + k * N;
       for (int64_t j = 0; j < N; ++j) row[j] += factor * from[j];
+    }
+  }
+}
+
+// A [M, K] and B [K, N] by strides, as `multiply` has it; for float32 it is that.
+template <typename T>
+struct StridedMatrix {
+  const T* data;
+  int64_t row, column;
+};
+template <typename T>
+void multiply_strided(int64_t M, int64_t N, int64_t K, StridedMatrix<T> a, StridedMatrix<T> b, T* c, int64_t c_row, T alpha = T(1), T beta = T(0)) {
+  if constexpr (std::is_same_v<T, float>) {
+    multiply(M, N, K, {a.data, a.row, a.column}, {b.data, b.row, b.column}, c, c_row, alpha, beta);
+  } else {
+    for (int64_t i = 0; i < M; ++i) {
+      for (int64_t j = 0; j < N; ++j) {
+        T sum = T(0);
+        for (int64_t k = 0; k < K; ++k) sum += a.data[i * a.row + k * a.column] * b.data[k * b.row + j * b.column];
+        c[i * c_row + j] = alpha * sum + (beta == T(0) ? T(0) : beta * c[i * c_row + j]);
+      }
     }
   }
 }

@@ -213,6 +213,7 @@ constexpr TypeSet integers = signed_integers | unsigned_integers;
 constexpr TypeSet signed_numbers = floats | signed_integers;
 constexpr TypeSet numbers = floats | integers;
 constexpr TypeSet booleans = set_of(DType::boolean);
+constexpr TypeSet ordered = numbers | booleans;
 constexpr TypeSet strings = set_of(DType::string);
 constexpr TypeSet float8s =
     set_of(DType::float8e4m3fn, DType::float8e4m3fnuz, DType::float8e5m2, DType::float8e5m2fnuz, DType::float8e8m0);

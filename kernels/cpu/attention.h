@@ -1,0 +1,9 @@
+// What the files of the attention family share.
+#pragma once
+#include "kernels/kernel.h"
+
+namespace fretsaw {
+
+void register_rotary_embedding(KernelRegistry& registry);
+
+}  // namespace fretsaw

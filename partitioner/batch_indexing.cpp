@@ -1,0 +1,259 @@
+// Operators that join and part tensors or pick elements by index, and control flow.
+#include <algorithm>
+
+#include "partitioner/batch_analysis.h"
+
+namespace fretsaw {
+namespace {
+
+int64_t axis_from_front(int64_t axis, size_t rank) { return axis < 0 ? axis + static_cast<int64_t>(rank) : axis; }
+
+}  // namespace
+
+// Along the batch axis, joined batches lie one after the other: [2 batch, ...], outer = 2. On the last axis, index columns are joined.
+bool BatchAnalysis::concat(Node& node) {
+  bool numbers = false, along = false, any = false;
+  int64_t axis = 0;
+  for (Value* v : node.inputs) {
+    if (!v || !v->type.shape) return false;
+    axis = axis_from_front(node.get_int("axis", 0), v->type.shape->size());
+    auto it = axes.find(v);
+    if (it == axes.end()) continue;
+    any |= it->second.holds_batch();
+    numbers |= !it->second.sample_number.empty();
+    along |= it->second.axis == axis;
+  }
+  if (!any || node.inputs.size() == 1) return false;
+  if (along) {
+    BatchAxis result;
+    result.uniform = true;
+    result.outer = 0;
+    for (Value* v : node.inputs) {
+      auto it = axes.find(v);
+      bool joins = it != axes.end() && it->second.axis == axis && it->second.outer.is_number() && it->second.sample_number.empty();
+      if (!joins || (result.holds_batch() && !(it->second.inner == result.inner)))
+        throw Mixing{"it joins samples with other data along the batch axis"};
+      result.axis = static_cast<int>(axis);
+      result.inner = it->second.inner;
+      result.outer.number += it->second.outer.number;
+      result.uniform &= it->second.uniform;
+    }
+    FactorRule rule = factor_rule(node);
+    refine_outputs(node, &rule);
+    axes[node.out(0)] = result;
+    return true;
+  }
+  FactorRule rule = factor_rule(node);
+  if (!rule.unknown.empty()) return false;
+  Place place = common_place(node, rule);
+  refine_outputs(node, &rule);
+  size_t rank = node.inputs[0]->type.shape->size();
+  bool last = axis + 1 == static_cast<int64_t>(rank);
+  BatchAxis result;
+  result.uniform = true;
+  std::vector<bool> columns;
+  bool lost = false;
+  for (size_t i = 0; i < node.inputs.size(); ++i) {
+    Value* v = node.inputs[i];
+    if (sized(v)) throw Mixing{"it computes with the size of the batch"};
+    BatchAxis b = axis_of_value(v);
+    std::vector<bool> mine = b.sample_number;
+    if (!b.holds_batch()) {
+      for (size_t d = 0; d < rule.inputs[i].size(); ++d) {
+        const std::vector<int>& dim = rule.inputs[i][d];
+        if (dim.empty() || dim[0] != place.factor) continue;
+        mine = narrow_numbers(node, i, d, place.outer, place.inner);
+      }
+    }
+    result.uniform &= (b.uniform || !b.holds_batch()) && mine.empty();
+    const Dim& width = v->type.shape->back();
+    if (last && width.known()) {
+      bool one = mine.size() == 1;
+      for (int64_t c = 0; c < width.value; ++c) columns.push_back(!mine.empty() && mine[one ? 0 : c]);
+      numbers |= !mine.empty();
+    } else if (i == 0) {
+      columns = mine;
+      numbers |= !mine.empty();
+    } else {
+      lost |= columns != mine;
+      numbers |= !mine.empty();
+    }
+  }
+  if (numbers && !lost) result.sample_number = columns;
+  set_outputs(node, rule, place, result);
+  if (numbers && lost) throw Mixing{"it uses the position of samples in the batch", "", false};
+  return true;
+}
+
+// [2 batch, ...] parts again into whole batches.
+bool BatchAnalysis::split(Node& node) {
+  BatchAxis b = axis_of_value(node.input(0));
+  if (!b.holds_batch() || node.outputs.size() < 2 || !node.input(0)->type.shape) return false;
+  int64_t axis = axis_from_front(node.get_int("axis", 0), node.input(0)->type.shape->size());
+  if (axis != b.axis) return false;
+  auto parts = static_cast<int64_t>(node.outputs.size());
+  if (!b.outer.is_number() || b.outer.number % parts != 0) throw Mixing{"it parts the samples of the batch"};
+  DimProduct each(b.outer.number / parts);
+  if (node.input(1)) {
+    auto sizes = contents(node.input(1));
+    if (!sizes) throw Mixing{"its sizes are computed in a way that cannot be followed"};
+    for (const DimProduct& size : *sizes)
+      if (in_types(size) != each * batch_ * b.inner) throw Mixing{"it parts the samples of the batch"};
+    Node* n = &node;
+    if (!mentions_batch(*sizes))
+      edits.push_back([=](BatchRewriter&) {
+        n->inputs.resize(1);
+        n->set("num_outputs", parts);
+      });
+  }
+  FactorRule rule = factor_rule(node);
+  refine_outputs(node, &rule);
+  for (Value* out : node.outputs) {
+    if (!out) continue;
+    BatchAxis result = b;
+    result.outer = each;
+    axes[out] = result;
+  }
+  return true;
+}
+
+// Data that holds the batch, indexed by the samples' own numbers: each sample finds itself.
+bool BatchAnalysis::gather_nd(Node& node) {
+  Value *data = node.input(0), *indices = node.input(1);
+  BatchAxis b = axis_of_value(data), index = axis_of_value(indices);
+  auto batch_dims = node.get_int("batch_dims", 0);
+  if (!b.holds_batch() || b.axis < batch_dims || !indices->type.shape || indices->type.shape->empty()) return false;
+  auto column = static_cast<size_t>(b.axis - batch_dims);
+  const Dim& tuple = indices->type.shape->back();
+  if (!tuple.known()) throw Mixing{"the length of its index tuples is not known"};
+  if (column >= static_cast<size_t>(tuple.value)) return false;
+  auto names_samples = [&](const std::vector<bool>& columns) { return !columns.empty() && columns[columns.size() == 1 ? 0 : column]; };
+  if (!b.outer.is_one() || !b.inner.is_one()) throw Mixing{"it picks samples by index"};
+  if (!index.holds_batch()) {
+    for (size_t d = batch_dims; d + 1 < indices->type.shape->size(); ++d) {
+      RowPattern rows = pattern(indices, d, 1, 1);
+      if (rows.kind != RowPattern::Kind::sample_numbers || !names_samples(rows.columns)) continue;
+      index.axis = static_cast<int>(d);
+      index.sample_number = narrow_numbers(node, 1, d, 1, 1);
+      break;
+    }
+  }
+  if (!index.holds_batch() || !names_samples(index.sample_number)) throw Mixing{"it picks samples by index"};
+  FactorRule rule = factor_rule(node);
+  if (!rule.unknown.empty()) throw Mixing{"the batch axis cannot be followed through it: " + rule.unknown};
+  refine_outputs(node, &rule);
+  BatchAxis result;
+  result.axis = index.axis;
+  result.outer = index.outer;
+  result.inner = index.inner;
+  axes[node.out(0)] = result;
+  return true;
+}
+
+// Updates go to the place of their own sample: data [batch, ...], indices whose column for that axis numbers the samples.
+bool BatchAnalysis::scatter_nd(Node& node) {
+  Value *data = node.input(0), *indices = node.input(1), *updates = node.input(2);
+  BatchAxis b = axis_of_value(data), index = axis_of_value(indices), update = axis_of_value(updates);
+  if (!indices->type.shape || indices->type.shape->empty() || !indices->type.shape->back().known()) return false;
+  auto tuple = static_cast<size_t>(indices->type.shape->back().value);
+  if (b.holds_batch() && b.axis >= static_cast<int>(tuple)) return false;
+  if (!index.holds_batch()) {  // constant indices that number the samples
+    for (size_t d = 0; d + 1 < indices->type.shape->size() && !index.holds_batch(); ++d) {
+      RowPattern rows = pattern(indices, d, 1, 1);
+      if (rows.kind != RowPattern::Kind::sample_numbers) continue;
+      index.axis = static_cast<int>(d);
+      index.sample_number = narrow_numbers(node, 1, d, 1, 1);
+    }
+  }
+  if (index.sample_number.empty()) {
+    if (!b.holds_batch()) return false;
+    throw Mixing{"it writes to samples by index"};
+  }
+  size_t column = tuple;
+  for (size_t c = 0; c < tuple; ++c)
+    if (index.sample_number[index.sample_number.size() == 1 ? 0 : c] && column == tuple) column = c;
+  bool matches = column < tuple && index.outer.is_one() && index.inner.is_one() && (!b.holds_batch() || static_cast<size_t>(b.axis) == column) &&
+                 (!b.holds_batch() || (b.outer.is_one() && b.inner.is_one()));
+  if (!matches) throw Mixing{"it writes to samples by index"};
+  if (!b.holds_batch()) narrow(node, 0, column, 1, 1, false);
+  if (!update.holds_batch()) narrow(node, 2, index.axis, 1, 1, false);
+  else if (update.axis != index.axis || !update.outer.is_one() || !update.inner.is_one()) throw Mixing{"it writes to samples by index"};
+  FactorRule rule = factor_rule(node);
+  if (rule.unknown.empty()) refine_outputs(node, &rule);
+  BatchAxis result;
+  result.axis = static_cast<int>(column);
+  axes[node.out(0)] = result;
+  return true;
+}
+
+// Sequences and optionals of tensors that all hold the batch at the same place are followed as one of them.
+bool BatchAnalysis::sequence(Node& node) {
+  static const char* const ops[] = {"SequenceConstruct", "SequenceAt", "SequenceInsert", "SequenceErase", "Optional", "OptionalGetElement"};
+  bool plain = std::any_of(std::begin(ops), std::end(ops), [&](const char* op) { return node.is(op); });
+  bool joins = node.is("ConcatFromSequence"), parts = node.is("SplitToSequence");
+  if (!plain && !joins && !parts) return false;
+  std::optional<BatchAxis> common;
+  size_t data = node.is("SequenceConstruct") ? node.inputs.size() : node.is("SequenceInsert") ? 2 : 1;
+  for (size_t i = 0; i < node.inputs.size(); ++i) {
+    Value* v = node.inputs[i];
+    if (!v) continue;
+    if (sized(v)) throw Mixing{"it computes with the size of the batch"};
+    if (i >= data) {
+      if (axes.count(v)) throw Mixing{"it picks elements of a sequence by what is in the samples"};
+      continue;
+    }
+    if (node.is("SequenceInsert") && i == 0 && v->producer && v->producer->is("SequenceEmpty")) continue;
+    BatchAxis b = axis_of_value(v);
+    bool same = !common || (common->axis == b.axis && common->outer == b.outer && common->inner == b.inner);
+    if (!same) throw Mixing{"its elements hold the batch in different dimensions"};
+    common = b;
+  }
+  if (!common || !common->holds_batch()) return true;
+  common->sample_number.clear();
+  int64_t axis = node.get_int("axis", 0);
+  if (joins) {
+    bool added = node.get_int("new_axis", 0) != 0;
+    if (axis < 0) {
+      if (!node.out(0)->type.shape) throw Mixing{"its axis is not known"};
+      axis += static_cast<int64_t>(node.out(0)->type.shape->size());
+    }
+    if (!added && axis == common->axis) throw Mixing{"it joins samples with other data along the batch axis"};
+    if (added && axis <= common->axis) ++common->axis;
+  } else if (parts) {
+    const Value* x = node.input(0);
+    if (!x->type.shape) throw Mixing{"the shape of its operand is not known"};
+    if (axis_from_front(axis, x->type.shape->size()) == common->axis || node.get_int("keepdims", 1) == 0)
+      throw Mixing{"it parts the samples of the batch"};
+  }
+  axes[node.out(0)] = *common;
+  return true;
+}
+
+// Both branches are followed; which one is taken may not depend on the samples.
+void BatchAnalysis::branch(Node& node) {
+  if (axes.count(node.input(0)) || sized(node.input(0))) throw Mixing{"which branch is taken depends on the samples of the batch"};
+  std::vector<GraphPtr> both = bodies(node);
+  for (const GraphPtr& body : both) visit_graph(*body);
+  for (size_t o = 0; o < node.outputs.size(); ++o) {
+    Value* out = node.outputs[o];
+    if (!out) continue;
+    std::optional<BatchAxis> common;
+    for (const GraphPtr& body : both) {
+      Value* v = o < body->outputs.size() ? body->outputs[o] : nullptr;
+      if (!v) throw Mixing{"its branches have different outputs"};
+      BatchAxis b = axis_of_value(v);
+      if (sized(v)) throw Mixing{"it computes with the size of the batch"};
+      if (b.mixed) throw Mixing{b.mixed->why, "", b.unknown_shape};
+      if (common && (common->axis != b.axis || !(common->outer == b.outer) || !(common->inner == b.inner)))
+        throw Mixing{"its branches hold the batch in different dimensions"};
+      if (common) {
+        b.uniform &= common->uniform;
+        if (b.sample_number != common->sample_number) b.sample_number.clear();
+      }
+      common = b;
+    }
+    if (common && common->holds_batch()) axes[out] = *common;
+  }
+}
+
+}  // namespace fretsaw

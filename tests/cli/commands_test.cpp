@@ -1,0 +1,273 @@
+// The command line's contract: exit codes, the form of errors, the fields of JSON, the files that are written.
+#include <gmock/gmock.h>
+
+#include "graph/io.h"
+#include "tests/cli/command.h"
+
+namespace fretsaw {
+namespace {
+
+using nlohmann::json;
+using testing::AnyOf;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+TEST_F(CommandTest, WrongUsageExitsWith2AndOneLine) {
+  const std::string model = write_mlp("m.onnx", 0);
+  const std::vector<std::vector<std::string>> cases = {
+      {},
+      {"frobnicate"},
+      {"run", model, "--no-such-option"},
+      {"run"},
+      {"run", model, "--micro-batches", "0"},
+      {"run", model, "--precision", "fp16"},
+      {"run", model, "--device", "tpu"},
+      {"run", model, "--random", "1", "--inputs", "here"},
+      {"run", model, "--shape", "x"},
+      {"run", model, "--shape", "x=a,b"},
+      {"partition", model},
+      {"partition", model, "-o", path("p"), "--mesh", "pipeline"},
+      {"partition", model, "-o", path("p"), "--mesh", "pipeline=0"},
+      {"partition", model, "-o", path("p"), "--mesh", "rows=2"},
+      {"partition", model, "-o", path("p"), "--mesh", "tensor=2"},
+      {"partition", model, "-o", path("p"), "--mesh", "data=2"},
+      {"partition", model, "-o", path("p"), "--shard", "w1=[tensor,_]"},
+      {"partition", model, "-o", path("p"), "--from-annotations"},
+      {"partition", model, "-o", path("p"), "--schedule", "random"},
+      {"partition", model, "-o", path("p"), "--memory", "much"},
+      {"partition", model, "-o", path("p"), "--merge", "y=maximum"},
+      {"model", "mlp"},
+      {"model", "no-such-model", "-o", path("x.onnx")},
+      {"model", "mlp", "-o", path("x.onnx"), "--set", "colour=red"},
+      {"train", model},
+      {"merge", path("p"), "-o", path("x.onnx")},
+  };
+  for (const auto& arguments : cases) {
+    const CommandResult result = fretsaw(arguments);
+    const std::string shown = testing::PrintToString(arguments);
+    EXPECT_EQ(result.exit_code, 2) << shown << result.err;
+    EXPECT_THAT(result.err, StartsWith("fretsaw: error: ")) << shown;
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << shown << result.err;
+    EXPECT_EQ(result.out, "") << shown;
+  }
+}
+
+TEST_F(CommandTest, WhatIsNotSupportedSaysSo) {
+  const std::string model = write_mlp("m.onnx", 0);
+  EXPECT_THAT(fretsaw({"partition", model, "-o", path("p"), "--mesh", "tensor=2"}).err, HasSubstr("is not supported: "));
+  EXPECT_THAT(fretsaw({"train", model, "--steps", "3"}).err, HasSubstr("is not supported: "));
+  const CommandResult cuda = fretsaw({"run", model, "--device", "cuda"});
+  EXPECT_EQ(cuda.exit_code, 4);
+  EXPECT_THAT(cuda.err, HasSubstr("is not supported: "));
+}
+
+TEST_F(CommandTest, FilesAtFaultExitWith3AndAreNamed) {
+  const std::string model = write_mlp("m.onnx", 0);
+  write_text("not a model", path("bad.onnx"));
+  write_text("not a tensor", path("bad.pb"));
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"inspect", path("absent.onnx")}, "absent.onnx"},
+      {{"check", path("bad.onnx")}, "bad.onnx"},
+      {{"run", path("bad.onnx")}, "bad.onnx"},
+      {{"partition", path("bad.onnx"), "-o", path("p")}, "bad.onnx"},
+      {{"simulate", path("absent")}, "absent"},
+      {{"run", model, "--inputs", path("absent")}, "absent"},
+      {{"run", model, "--input", "x=" + path("bad.pb")}, "bad.pb"},
+      {{"run", model, "--input", "z=" + path("bad.pb")}, "'z'"},
+      {{"run", model, "--random", "1", "--shape", "z=1"}, "'z'"},
+      {{"run", model, "--random", "1", "--expect", path("absent")}, "output_0.pb"},
+  };
+  for (const auto& [arguments, named] : cases) {
+    const CommandResult result = fretsaw(arguments);
+    EXPECT_EQ(result.exit_code, 3) << testing::PrintToString(arguments) << result.err;
+    EXPECT_THAT(result.err, StartsWith("fretsaw: error: "));
+    EXPECT_THAT(result.err, HasSubstr(named));
+  }
+}
+
+TEST_F(CommandTest, ErrorsAreJsonWithJson) {
+  const json error = fretsaw({"inspect", path("absent.onnx"), "--json"}).json();
+  EXPECT_EQ(error["error"]["code"], 3);
+  EXPECT_THAT(error["error"]["message"], HasSubstr("absent.onnx"));
+  EXPECT_EQ(fretsaw({"run", "--json"}).json()["error"]["code"], 2);
+}
+
+TEST_F(CommandTest, InspectCountsAModel) {
+  const std::string model = write_mlp("m.onnx", 0);
+  const json one = fretsaw({"inspect", model, "--json"}).json();
+  EXPECT_EQ(one["nodes"], 3);
+  EXPECT_EQ(one["ops"], json({{"MatMul", 2}, {"Relu", 1}}));
+  EXPECT_EQ(one["opset"], json({{"", 20}}));
+  EXPECT_EQ(one["ir_version"], 10);
+  EXPECT_EQ(one["parameters"], 4 * 8 + 8 * 2);
+  EXPECT_EQ(one["parameter_bytes"], 4 * (4 * 8 + 8 * 2));
+  EXPECT_EQ(one["flops"], 2 * 4 * 8 + 8 + 2 * 8 * 2);
+  EXPECT_EQ(one["activation_bytes"], 4 * (8 + 8));
+  EXPECT_EQ(one["peak_activation_bytes"], 4 * (8 + 8));
+  EXPECT_EQ(one["inputs"], json::array({{{"name", "x"}, {"dtype", "float32"}, {"shape", {"batch", 4}}}}));
+  EXPECT_EQ(one["outputs"][0]["shape"], json({"batch", 2}));
+  EXPECT_THAT(one["notes"].dump(), HasSubstr("batch"));
+  const json ten = fretsaw({"inspect", model, "--json", "--shape", "x=10,4"}).json();
+  EXPECT_EQ(ten["flops"], 10 * (2 * 4 * 8 + 8 + 2 * 8 * 2));
+  EXPECT_EQ(ten["notes"], json::array());
+}
+
+TEST_F(CommandTest, CheckTellsSoundFromUnsound) {
+  const CommandResult sound = fretsaw({"check", write_mlp("m.onnx", 0), "--json"});
+  EXPECT_EQ(sound.exit_code, 0) << sound.out;
+  EXPECT_EQ(sound.json()["ok"], true);
+  Model model = mlp(0);
+  model.graph->nodes[1]->op = "NoSuchOperator";
+  write_model(model, path("bad.onnx"));
+  const CommandResult unsound = fretsaw({"check", path("bad.onnx"), "--json"});
+  EXPECT_EQ(unsound.exit_code, 1);
+  const json findings = unsound.json()["findings"];
+  ASSERT_FALSE(findings.empty());
+  EXPECT_EQ(findings[0]["severity"], "error");
+  EXPECT_EQ(findings[0]["node"], "relu");
+  EXPECT_TRUE(findings[0].contains("tensor") && findings[0].contains("rule") && findings[0].contains("message"));
+}
+
+TEST_F(CommandTest, PartitionThenRunAgreesWithTheModel) {
+  const std::string model = write_mlp("m.onnx", 0);
+  const CommandResult cut = fretsaw({"partition", model, "-o", path("plan"), "--mesh", "pipeline=2", "--micro-batches", "3", "--json"});
+  ASSERT_EQ(cut.exit_code, 0) << cut.err;
+  const json plan = cut.json();
+  EXPECT_EQ(plan["mesh"], json({{"data", 1}, {"pipeline", 2}, {"tensor", 1}}));
+  EXPECT_EQ(plan["micro_batches"], 3);
+  ASSERT_EQ(plan["stages"].size(), 2);
+  EXPECT_EQ(plan["ranks"].size(), 2);
+  EXPECT_EQ(plan["communication"][0]["op"], "Send");
+  EXPECT_EQ(plan["communication"][0]["count"], 1);
+  EXPECT_EQ(fretsaw({"inspect", path("plan"), "--json"}).json(), plan);
+  const CommandResult run = fretsaw({"run", path("plan"), "--random", "1", "--compare", model, "--rtol", "0", "--atol", "0", "--json"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const json result = run.json();
+  EXPECT_EQ(result["ok"], true);
+  EXPECT_EQ(result["outputs"][0]["name"], "y");
+  EXPECT_EQ(result["outputs"][0]["dtype"], "float32");
+  EXPECT_EQ(result["outputs"][0]["shape"], json({3, 2}));
+  EXPECT_EQ(result["outputs"][0]["max_abs_diff"], 0);
+  EXPECT_EQ(result["time_ms"]["runs"], 1);
+  EXPECT_EQ(result["ranks"].size(), 2);
+  EXPECT_EQ(result["communication"], plan["communication"]);
+}
+
+TEST_F(CommandTest, PartitionDoesNotOverwriteUnlessAsked) {
+  const std::string model = write_mlp("m.onnx", 0);
+  const std::vector<std::string> arguments = {"partition", model, "-o", path("plan"), "--mesh", "pipeline=2"};
+  ASSERT_EQ(fretsaw(arguments).exit_code, 0);
+  EXPECT_EQ(fretsaw(arguments).exit_code, 3);
+  auto again = arguments;
+  again.push_back("--overwrite");
+  EXPECT_EQ(fretsaw(again).exit_code, 0);
+}
+
+TEST_F(CommandTest, CutsWhereTheUserSays) {
+  const std::string model = write_mlp("m.onnx", 0);
+  const CommandResult cut = fretsaw({"partition", model, "-o", path("plan"), "--cut", "h", "--json"});
+  ASSERT_EQ(cut.exit_code, 0) << cut.err;
+  EXPECT_EQ(cut.json()["stages"].size(), 2);
+  EXPECT_EQ(fretsaw({"partition", model, "-o", path("other"), "--cut", "nothing"}).exit_code, 3);
+}
+
+TEST_F(CommandTest, RunWritesOutputsThatItCanCompareWith) {
+  const std::string model = write_mlp("m.onnx", 5);
+  ASSERT_EQ(fretsaw({"run", model, "--random", "1", "--output", path("out")}).exit_code, 0);
+  EXPECT_EQ(json::parse(read_text(path("out/outputs.json")))["outputs"][0]["shape"], json({5, 2}));
+  EXPECT_EQ(read_tensor_file(path("out/output_0.pb"))->dims, (Dims{5, 2}));
+  EXPECT_EQ(fretsaw({"run", model, "--random", "1", "--expect", path("out")}).exit_code, 0);
+  const CommandResult other = fretsaw({"run", model, "--random", "2", "--expect", path("out"), "--json"});
+  EXPECT_EQ(other.exit_code, 1);
+  EXPECT_EQ(other.json()["ok"], false);
+  EXPECT_GT(other.json()["outputs"][0]["max_abs_diff"], 0);
+}
+
+TEST_F(CommandTest, RunTakesNumberedAndNamedInputs) {
+  const std::string model = write_mlp("m.onnx", 0);
+  auto x = make_tensor(DType::float32, {2, 4});
+  write_tensor_file(*x, path("x.pb"));
+  std::filesystem::create_directory(path("in"));
+  write_tensor_file(*x, path("in/input_0.pb"));
+  for (const std::vector<std::string>& input : {std::vector<std::string>{"--inputs", path("in")}, {"--input", "x=" + path("x.pb")}}) {
+    std::vector<std::string> arguments = {"run", model, "--json"};
+    arguments.insert(arguments.end(), input.begin(), input.end());
+    const CommandResult run = fretsaw(arguments);
+    ASSERT_EQ(run.exit_code, 0) << run.err;
+    EXPECT_EQ(run.json()["outputs"][0]["shape"], json({2, 2}));
+  }
+  EXPECT_EQ(fretsaw({"run", model, "--micro-batches", "3", "--inputs", path("in")}).exit_code, 3);
+}
+
+TEST_F(CommandTest, RunRepeatsTimesAndTraces) {
+  const CommandResult run = fretsaw({"run", write_mlp("m.onnx", 1), "--random", "1", "--repeat", "4", "--warmup", "1", "--trace", path("t.json"), "--json"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const json time = run.json()["time_ms"];
+  EXPECT_EQ(time["runs"], 4);
+  EXPECT_LE(time["min"], time["median"]);
+  EXPECT_LE(time["median"], time["max"]);
+  const json trace = json::parse(read_text(path("t.json")));
+  EXPECT_GE(trace["traceEvents"].size(), 2);
+}
+
+TEST_F(CommandTest, StructureOnlyPlansRunWithRandomWeights) {
+  const std::string model = path("m.onnx");
+  write_model(mlp(1), model, {.external_above = 0});
+  const bool external = std::filesystem::exists(path("m.onnx.data"));
+  if (external) std::filesystem::remove(path("m.onnx.data"));
+  const CommandResult cut = fretsaw({"partition", model, "-o", path("plan"), "--mesh", "pipeline=2", "--structure-only"});
+  ASSERT_EQ(cut.exit_code, 0) << cut.err;
+  EXPECT_EQ(fretsaw({"run", path("plan"), "--random", "1"}).exit_code, 3);
+  EXPECT_EQ(fretsaw({"run", path("plan"), "--random", "1", "--random-weights", "7", "--compare", model}).exit_code, 0);
+}
+
+TEST_F(CommandTest, SimulateBenchAndDevicesHaveTheirFields) {
+  const std::string model = write_mlp("m.onnx", 4);
+  ASSERT_EQ(fretsaw({"partition", model, "-o", path("plan"), "--mesh", "pipeline=2", "--micro-batches", "2"}).exit_code, 0);
+  const json simulated = fretsaw({"simulate", path("plan"), "--json"}).json();
+  EXPECT_GT(simulated["time_us"], 0);
+  EXPECT_GT(simulated["idle_share"], 0);
+  ASSERT_EQ(simulated["ranks"].size(), 2);
+  EXPECT_TRUE(simulated["ranks"][0].contains("busy_us") && simulated["ranks"][0].contains("peak_micro_batches"));
+  EXPECT_EQ(simulated["ranks"][0]["actions"][0]["action"], "0F0");
+  const json bench = fretsaw({"bench", model, "--json"}).json();
+  EXPECT_GT(bench["time_ms"]["runs"], 1);
+  EXPECT_EQ(bench["ranks"].size(), 1);
+  const json devices = fretsaw({"devices", "--json"}).json();
+  EXPECT_GT(devices["cpu"]["cores"], 0);
+  EXPECT_GT(devices["cpu"]["memory_bytes"], 0);
+  EXPECT_TRUE(devices["cuda"].is_array());
+}
+
+TEST_F(CommandTest, OddNamesStayOnOneLineAndInTheirPlace) {
+  Model model = mlp(1);
+  model.graph->nodes[0]->name = "a \"quoted\" name\nwith ../ and ]>";
+  model.graph->nodes[0]->out(0)->name = "h,\"1\"\\";
+  write_model(model, path("odd.onnx"));
+  const CommandResult inspect = fretsaw({"inspect", path("odd.onnx"), "--nodes", "--json", "--dot", path("odd.dot")});
+  ASSERT_EQ(inspect.exit_code, 0) << inspect.err;
+  EXPECT_EQ(inspect.json()["node_list"][0]["name"], model.graph->nodes[0]->name);
+  EXPECT_THAT(read_text(path("odd.dot")), HasSubstr("a \\\"quoted\\\" name"));
+  const CommandResult cut = fretsaw({"partition", path("odd.onnx"), "-o", path("plan"), "--cut", "h,\"1\"\\"});
+  EXPECT_EQ(cut.exit_code, 0) << cut.err;
+}
+
+TEST_F(CommandTest, ModelListsAndWrites) {
+  EXPECT_THAT(fretsaw({"model"}).out, HasSubstr("resnet50"));
+  const CommandResult written = fretsaw({"model", "mlp", "-o", path("mlp.onnx"), "--set", "layers=2", "--set", "hidden=16"});
+  ASSERT_EQ(written.exit_code, 0) << written.err;
+  EXPECT_EQ(fretsaw({"check", path("mlp.onnx")}).exit_code, 0);
+  EXPECT_EQ(fretsaw({"run", path("mlp.onnx"), "--random", "1"}).exit_code, 0);
+}
+
+TEST_F(CommandTest, HelpExitsWith0) {
+  for (const char* command : {"inspect", "check", "model", "partition", "run", "simulate", "bench", "devices"}) {
+    const CommandResult help = fretsaw({command, "--help"});
+    EXPECT_EQ(help.exit_code, 0) << command;
+    EXPECT_THAT(help.out, HasSubstr("--help"));
+  }
+  EXPECT_THAT(fretsaw({"--version"}).out, StartsWith("fretsaw "));
+}
+
+}  // namespace
+}  // namespace fretsaw
