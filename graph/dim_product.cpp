@@ -11,18 +11,29 @@ bool is_number(const std::string& s) {
   return !s.empty() && s.size() < 18 && std::all_of(s.begin(), s.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
 
-// The parts of "a*4*b"; just the text itself where it is anything but a plain product.
+constexpr const char* kArithmetic = "+-/% ,*";
+
+// The parts of "a*4*(b+c)"; just the text itself where it is anything but a plain product.
 std::vector<std::string> parts_of(const std::string& text) {
-  if (text.find_first_of("+-/()% ,") != std::string::npos) return {text};
-  std::vector<std::string> parts;
-  size_t start = 0;
-  while (true) {
-    size_t star = text.find('*', start);
-    parts.push_back(text.substr(start, star == std::string::npos ? star : star - start));
-    if (parts.back().empty()) return {text};
-    if (star == std::string::npos) return parts;
-    start = star + 1;
+  std::vector<std::string> parts(1);
+  int depth = 0;
+  for (char c : text) {
+    if (c == '(') ++depth;
+    if (c == ')') --depth;
+    if (depth == 0 && c == '*') {
+      parts.emplace_back();
+      continue;
+    }
+    if (depth < 0 || (depth == 0 && std::string("+-/% ,").find(c) != std::string::npos)) return {text};
+    parts.back() += c;
   }
+  if (depth != 0) return {text};
+  for (std::string& part : parts) {
+    if (part.empty()) return {text};
+    bool wrapped = part.size() > 2 && part.front() == '(' && part.find(')') == part.size() - 1;
+    if (wrapped) part = part.substr(1, part.size() - 2);
+  }
+  return parts;
 }
 
 }  // namespace
@@ -46,7 +57,11 @@ std::optional<DimProduct> product_of(const Dim& dim) {
 std::string to_string(const DimProduct& product) {
   if (product.symbols.empty()) return std::to_string(product.number);
   std::string s = product.number == 1 ? "" : std::to_string(product.number);
-  for (const std::string& symbol : product.symbols) s += (s.empty() ? "" : "*") + symbol;
+  bool alone = product.number == 1 && product.symbols.size() == 1;
+  for (const std::string& symbol : product.symbols) {
+    bool wrap = !alone && symbol.find_first_of(kArithmetic) != std::string::npos;
+    s += (s.empty() ? "" : "*") + (wrap ? "(" + symbol + ")" : symbol);
+  }
   return s;
 }
 

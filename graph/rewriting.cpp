@@ -1,5 +1,6 @@
 // Questions about whole graphs, and the few rewrites every pass is made of.
 #include <algorithm>
+#include <bit>
 #include <queue>
 #include <unordered_set>
 
@@ -44,6 +45,7 @@ std::vector<Value*> captures(const Node& node) {
 
 Consumers consumers_of(const Graph& graph) {
   Consumers users;
+  users.reserve(graph.all_values().size());
   for (Node* node : graph.nodes) {
     auto add = [&](const Value* v) {
       auto& list = users[v];
@@ -165,7 +167,38 @@ int remove_dead_nodes(Graph& graph) {
 
 namespace {
 
-void verify_values(const Graph& graph, std::unordered_set<const Value*>& known) {
+// A set of pointers in one flat table: verifying runs after every pass, on graphs of any size.
+class PointerSet {
+ public:
+  explicit PointerSet(size_t expected) : table_(std::bit_ceil(2 * expected + 16)) {}
+  bool insert(const void* p) {
+    if (2 * (count_ + 1) > table_.size()) grow();
+    const void*& slot = find(p);
+    if (slot == p) return false;
+    slot = p;
+    ++count_;
+    return true;
+  }
+  bool contains(const void* p) const { return const_cast<PointerSet*>(this)->find(p) == p; }
+
+ private:
+  const void*& find(const void* p) {
+    size_t at = (reinterpret_cast<uintptr_t>(p) * 0x9e3779b97f4a7c15ull) >> 20 & (table_.size() - 1);
+    while (table_[at] && table_[at] != p) at = (at + 1) & (table_.size() - 1);
+    return table_[at];
+  }
+  void grow() {
+    PointerSet larger(table_.size());
+    for (const void* p : table_)
+      if (p) larger.insert(p);
+    *this = std::move(larger);
+  }
+
+  std::vector<const void*> table_;
+  size_t count_ = 0;
+};
+
+void verify_values(const Graph& graph, PointerSet& known) {
   auto fault = [](const Node& node, const std::string& what) { throw Error(what, "this is a fault in fretsaw or in the model").at_node(node.name, node.op); };
   for (const Value* v : graph.inputs) known.insert(v);
   for (const Value& v : graph.all_values())
@@ -173,10 +206,10 @@ void verify_values(const Graph& graph, std::unordered_set<const Value*>& known) 
   for (const Node* node : graph.nodes) {
     if (node->graph != &graph) fault(*node, "the node is in another graph than it says");
     for (const Value* v : node->inputs)
-      if (v && !known.count(v)) fault(*node, "input '" + v->name + "' is used before it is made");
+      if (v && !known.contains(v)) fault(*node, "input '" + v->name + "' is used before it is made");
     for (const GraphPtr& body : bodies(*node)) {
       if (body->parent != &graph) fault(*node, "a body of the node does not name its parent graph");
-      std::unordered_set<const Value*> inner = known;
+      PointerSet inner = known;
       verify_values(*body, inner);
     }
     for (size_t i = 0; i < node->outputs.size(); ++i) {
@@ -184,17 +217,17 @@ void verify_values(const Graph& graph, std::unordered_set<const Value*>& known) 
       if (!v) continue;
       if (v->producer != node || v->output != static_cast<int>(i)) fault(*node, "output '" + v->name + "' does not name its producer");
       if (v->constant) fault(*node, "output '" + v->name + "' is a constant too");
-      if (!known.insert(v).second) fault(*node, "output '" + v->name + "' is made twice");
+      if (!known.insert(v)) fault(*node, "output '" + v->name + "' is made twice");
     }
   }
   for (const Value* v : graph.outputs)
-    if (!known.count(v)) throw Error("graph output '" + v->name + "' is never made", "every output must come from a node, an input or an initializer");
+    if (!known.contains(v)) throw Error("graph output '" + v->name + "' is never made", "every output must come from a node, an input or an initializer");
 }
 
 }  // namespace
 
 void verify(const Graph& graph) {
-  std::unordered_set<const Value*> known;
+  PointerSet known(graph.all_values().size());
   verify_values(graph, known);
 }
 

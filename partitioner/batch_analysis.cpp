@@ -327,7 +327,7 @@ void BatchAnalysis::carry_mixed(Node& node, const MixedCause& cause) {
   }
 }
 
-// Gives dimensions that inference left open the sizes that the rule says.
+// Gives dimensions that inference left open, or calls by another name, the sizes that the rule says.
 void BatchAnalysis::refine_outputs(Node& node, const FactorRule* rule) {
   for (size_t o = 0; o < node.outputs.size(); ++o) {
     Value* out = node.outputs[o];
@@ -337,7 +337,7 @@ void BatchAnalysis::refine_outputs(Node& node, const FactorRule* rule) {
     if (out->type.shape->size() != dims.size()) continue;
     for (size_t d = 0; d < dims.size(); ++d) {
       Dim& dim = (*out->type.shape)[d];
-      if (dim.known() || !dim.symbol.empty()) continue;
+      if (dim.known()) continue;
       bool sizes_known = std::all_of(dims[d].begin(), dims[d].end(), [&](int f) { return product_of(rule->factors[f].size).has_value(); });
       if (sizes_known) dim = dim_of(product(*rule, dims[d], 0, dims[d].size()));
     }

@@ -20,13 +20,18 @@ struct Limits {
 // Half-precision results of two correct programs differ by a few units in the last place after a sum.
 Limits default_limits(DType type) {
   switch (type) {
-    case DType::float16: return {1e-2, 1e-3};
-    case DType::bfloat16: return {5e-2, 1e-2};
-    default: return {1e-4, 1e-5};
+    case DType::float16:
+      return {1e-2, 1e-3};
+    case DType::bfloat16:
+      return {5e-2, 1e-2};
+    default:
+      return {1e-4, 1e-5};
   }
 }
 
-bool has_tolerance(DType type) { return is_float(type) || type == DType::complex64 || type == DType::complex128; }
+bool has_tolerance(DType type) {
+  return is_float(type) || type == DType::complex64 || type == DType::complex128;
+}
 
 Difference failed(const std::string& why) {
   Difference difference;

@@ -1,10 +1,11 @@
 // fretsaw devices: what there is to run on.
+#include "kernels/cuda/devices.h"
+
 #include <unistd.h>
 
 #include <CLI/App.hpp>
 #include <cstdio>
 
-#include "kernels/cuda/devices.h"
 #include "tools/commands.h"
 #include "tools/execution.h"
 #include "tools/json_output.h"

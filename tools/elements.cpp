@@ -81,7 +81,7 @@ uint16_t half_bits(float value) {
   if (magnitude >= 65520) return sign | 0x7C00;
   if (magnitude < std::ldexp(1.0, -14)) return sign | static_cast<uint16_t>(std::nearbyint(std::ldexp(magnitude, 24)));
   int exponent = 0;
-  const double fraction = std::frexp(magnitude, &exponent);  // [0.5, 1)
+  const double fraction = std::frexp(magnitude, &exponent);                               // [0.5, 1)
   const auto mantissa = static_cast<uint32_t>(std::nearbyint(std::ldexp(fraction, 11)));  // 1024..2048
   return static_cast<uint16_t>(sign | ((static_cast<uint32_t>(exponent + 14 - 1) << 10) + mantissa));
 }
@@ -102,57 +102,95 @@ int64_t element_count(DType type, const Dims& dims) {
 double element_at(DType type, const void* data, int64_t index) {
   switch (type) {
     case DType::float32:
-    case DType::complex64: return load<float>(data, index);
+    case DType::complex64:
+      return load<float>(data, index);
     case DType::float64:
-    case DType::complex128: return load<double>(data, index);
-    case DType::uint8: return load<uint8_t>(data, index);
-    case DType::int8: return load<int8_t>(data, index);
-    case DType::uint16: return load<uint16_t>(data, index);
-    case DType::int16: return load<int16_t>(data, index);
-    case DType::int32: return load<int32_t>(data, index);
-    case DType::int64: return load<int64_t>(data, index);
-    case DType::uint32: return load<uint32_t>(data, index);
-    case DType::uint64: return load<uint64_t>(data, index);
-    case DType::boolean: return raw<uint8_t>(data, index) != 0;
-    case DType::float16: return decode(raw<uint16_t>(data, index), kHalf);
-    case DType::bfloat16: return std::bit_cast<float>(static_cast<uint32_t>(raw<uint16_t>(data, index)) << 16);
-    case DType::float8e4m3fn: return decode(raw<uint8_t>(data, index), kE4M3FN);
-    case DType::float8e4m3fnuz: return decode(raw<uint8_t>(data, index), kE4M3FNUZ);
-    case DType::float8e5m2: return decode(raw<uint8_t>(data, index), kE5M2);
-    case DType::float8e5m2fnuz: return decode(raw<uint8_t>(data, index), kE5M2FNUZ);
+    case DType::complex128:
+      return load<double>(data, index);
+    case DType::uint8:
+      return load<uint8_t>(data, index);
+    case DType::int8:
+      return load<int8_t>(data, index);
+    case DType::uint16:
+      return load<uint16_t>(data, index);
+    case DType::int16:
+      return load<int16_t>(data, index);
+    case DType::int32:
+      return load<int32_t>(data, index);
+    case DType::int64:
+      return load<int64_t>(data, index);
+    case DType::uint32:
+      return load<uint32_t>(data, index);
+    case DType::uint64:
+      return load<uint64_t>(data, index);
+    case DType::boolean:
+      return raw<uint8_t>(data, index) != 0;
+    case DType::float16:
+      return decode(raw<uint16_t>(data, index), kHalf);
+    case DType::bfloat16:
+      return std::bit_cast<float>(static_cast<uint32_t>(raw<uint16_t>(data, index)) << 16);
+    case DType::float8e4m3fn:
+      return decode(raw<uint8_t>(data, index), kE4M3FN);
+    case DType::float8e4m3fnuz:
+      return decode(raw<uint8_t>(data, index), kE4M3FNUZ);
+    case DType::float8e5m2:
+      return decode(raw<uint8_t>(data, index), kE5M2);
+    case DType::float8e5m2fnuz:
+      return decode(raw<uint8_t>(data, index), kE5M2FNUZ);
     case DType::float8e8m0: {
       const auto bits = raw<uint8_t>(data, index);
       return bits == 0xFF ? std::numeric_limits<double>::quiet_NaN() : std::ldexp(1.0, bits - 127);
     }
-    case DType::float4e2m1: return decode(packed(data, index, 4), kE2M1);
-    case DType::uint4: return packed(data, index, 4);
-    case DType::int4: return sign_extended(packed(data, index, 4), 4);
-    case DType::uint2: return packed(data, index, 2);
-    case DType::int2: return sign_extended(packed(data, index, 2), 2);
+    case DType::float4e2m1:
+      return decode(packed(data, index, 4), kE2M1);
+    case DType::uint4:
+      return packed(data, index, 4);
+    case DType::int4:
+      return sign_extended(packed(data, index, 4), 4);
+    case DType::uint2:
+      return packed(data, index, 2);
+    case DType::int2:
+      return sign_extended(packed(data, index, 2), 2);
     case DType::string:
-    case DType::undefined: break;
+    case DType::undefined:
+      break;
   }
   throw Error("elements of type " + std::string(name_of(type)) + " have no numeric value");
 }
 
 void set_element(DType type, void* data, int64_t index, double value) {
   switch (type) {
-    case DType::float32: return store<float>(data, index, value);
-    case DType::float64: return store<double>(data, index, value);
-    case DType::uint8: return store<uint8_t>(data, index, value);
-    case DType::int8: return store<int8_t>(data, index, value);
-    case DType::uint16: return store<uint16_t>(data, index, value);
-    case DType::int16: return store<int16_t>(data, index, value);
-    case DType::int32: return store<int32_t>(data, index, value);
-    case DType::int64: return store<int64_t>(data, index, value);
-    case DType::uint32: return store<uint32_t>(data, index, value);
-    case DType::uint64: return store<uint64_t>(data, index, value);
-    case DType::boolean: return store<uint8_t>(data, index, value != 0);
-    case DType::float16: return store<uint16_t>(data, index, half_bits(static_cast<float>(value)));
-    case DType::bfloat16: return store<uint16_t>(data, index, bfloat_bits(static_cast<float>(value)));
-    default: break;
+    case DType::float32:
+      return store<float>(data, index, value);
+    case DType::float64:
+      return store<double>(data, index, value);
+    case DType::uint8:
+      return store<uint8_t>(data, index, value);
+    case DType::int8:
+      return store<int8_t>(data, index, value);
+    case DType::uint16:
+      return store<uint16_t>(data, index, value);
+    case DType::int16:
+      return store<int16_t>(data, index, value);
+    case DType::int32:
+      return store<int32_t>(data, index, value);
+    case DType::int64:
+      return store<int64_t>(data, index, value);
+    case DType::uint32:
+      return store<uint32_t>(data, index, value);
+    case DType::uint64:
+      return store<uint64_t>(data, index, value);
+    case DType::boolean:
+      return store<uint8_t>(data, index, value != 0);
+    case DType::float16:
+      return store<uint16_t>(data, index, half_bits(static_cast<float>(value)));
+    case DType::bfloat16:
+      return store<uint16_t>(data, index, bfloat_bits(static_cast<float>(value)));
+    default:
+      break;
   }
-  throw Error("an element of type " + std::string(name_of(type)) + " can't be made up here", "give the input in a file (--input NAME=FILE)");
+  throw Error("an element of type " + std::string(name_of(type)) + " can't be made up here",
+              "give the input in a file (--input NAME=FILE)");
 }
 
 }  // namespace fretsaw

@@ -36,8 +36,9 @@ Plan plan_of_folder(const std::string& path, const ExecutionSettings& settings, 
   if (plan.structure_only && !settings.random_weights)
     throw Error("was made with --structure-only and holds no weights", "add --random-weights SEED").in_file(path);
   if (settings.micro_batches && *settings.micro_batches != plan.micro_batches)
-    usage_error("--micro-batches " + std::to_string(*settings.micro_batches) + ": the plan was made for " + std::to_string(plan.micro_batches),
-                "partition the model again with --micro-batches " + std::to_string(*settings.micro_batches));
+    usage_error(
+        "--micro-batches " + std::to_string(*settings.micro_batches) + ": the plan was made for " + std::to_string(plan.micro_batches),
+        "partition the model again with --micro-batches " + std::to_string(*settings.micro_batches));
   if (!settings.shapes.empty() && !settings.random) notes.push_back("--shape has nothing to do in a plan whose inputs are given");
   return plan;
 }
@@ -59,12 +60,14 @@ void add_execution_options(CLI::App& command, ExecutionSettings& s) {
 }
 
 void check_execution_options(const ExecutionSettings& settings, std::vector<std::string>& notes) {
-  if (settings.device != "cpu" && settings.device != "cuda") usage_error("--device names the unknown device '" + settings.device + "'", "write cpu");
+  if (settings.device != "cpu" && settings.device != "cuda")
+    usage_error("--device names the unknown device '" + settings.device + "'", "write cpu");
   if (settings.device == "cuda")
     throw Error("--device cuda is not supported: this build runs on the CPU only", "write --device cpu", ErrorCode::device);
   if (!settings.devices.empty()) notes.push_back("--devices has nothing to do on the CPU: every rank is a group of threads");
   static const std::set<std::string> known = {"tf32", "fp16", "bf16"};
-  if (known.contains(settings.precision)) not_supported("--precision " + settings.precision, "this build computes in the types of the model only", "leave it out");
+  if (known.contains(settings.precision))
+    not_supported("--precision " + settings.precision, "this build computes in the types of the model only", "leave it out");
   if (!settings.precision.empty() && settings.precision != "fp32")
     usage_error("--precision names the unknown precision '" + settings.precision + "'", "write fp32");
   const int sources = !settings.inputs_folder.empty() + !settings.input_files.empty() + settings.random.has_value();
@@ -77,9 +80,11 @@ int machine_cores() {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-std::shared_ptr<const Plan> open_plan(const std::string& path, const ExecutionSettings& settings, int micro_batches, std::vector<std::string>& notes) {
+std::shared_ptr<const Plan> open_plan(const std::string& path, const ExecutionSettings& settings, int micro_batches,
+                                      std::vector<std::string>& notes) {
   const bool folder = std::filesystem::is_directory(path);
-  if (folder && !is_plan_folder(path)) throw Error("is a folder without a plan.json", "give an ONNX file or a folder that `fretsaw partition` wrote").in_file(path);
+  if (folder && !is_plan_folder(path))
+    throw Error("is a folder without a plan.json", "give an ONNX file or a folder that `fretsaw partition` wrote").in_file(path);
   Plan plan = folder ? plan_of_folder(path, settings, notes) : plan_of_model(path, settings, micro_batches);
   notes.insert(notes.end(), plan.notes.begin(), plan.notes.end());
   return std::make_shared<const Plan>(std::move(plan));
@@ -102,7 +107,8 @@ Inputs gather_inputs(const Plan& plan, const ExecutionSettings& settings, std::v
   } else if (!settings.input_files.empty()) {
     read_input_files(plan, settings.input_files, inputs);
   } else {
-    if (!settings.random && !plan.inputs.empty()) notes.push_back("inputs are made up with seed 0 (--inputs, --input or --random chooses them)");
+    if (!settings.random && !plan.inputs.empty())
+      notes.push_back("inputs are made up with seed 0 (--inputs, --input or --random chooses them)");
     return random_inputs(plan, settings.random.value_or(0), shapes, notes);
   }
   check_shapes(inputs, shapes);
@@ -117,7 +123,9 @@ Timing timing_of(std::vector<double> times_ms) {
   return {median, times_ms.front(), times_ms.back(), static_cast<int>(n)};
 }
 
-Json json_of(const Timing& t) { return {{"median", t.median_ms}, {"min", t.min_ms}, {"max", t.max_ms}, {"runs", t.runs}}; }
+Json json_of(const Timing& t) {
+  return {{"median", t.median_ms}, {"min", t.min_ms}, {"max", t.max_ms}, {"runs", t.runs}};
+}
 
 double run_once(Session& session, const Inputs& inputs, std::vector<RuntimeValue>& outputs) {
   const auto start = std::chrono::steady_clock::now();

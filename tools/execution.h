@@ -28,7 +28,8 @@ void check_execution_options(const ExecutionSettings& settings, std::vector<std:
 
 int machine_cores();
 // The plan at `path`, or the model there as a plan of one stage.
-std::shared_ptr<const Plan> open_plan(const std::string& path, const ExecutionSettings& settings, int micro_batches, std::vector<std::string>& notes);
+std::shared_ptr<const Plan> open_plan(const std::string& path, const ExecutionSettings& settings, int micro_batches,
+                                      std::vector<std::string>& notes);
 SessionOptions session_options(const ExecutionSettings& settings, const Plan& plan);
 // From --inputs, --input or --random; without any of them, seed 0 and a note.
 Inputs gather_inputs(const Plan& plan, const ExecutionSettings& settings, std::vector<std::string>& notes);

@@ -18,7 +18,9 @@ namespace fretsaw {
 namespace {
 
 // "a/b" or ".." in a name must not lead out of the folder.
-bool fits_file_name(const std::string& name) { return !name.empty() && name.find('/') == std::string::npos && name.find('\0') == std::string::npos; }
+bool fits_file_name(const std::string& name) {
+  return !name.empty() && name.find('/') == std::string::npos && name.find('\0') == std::string::npos;
+}
 
 // The file of this name in the folder, or "".
 std::string file_of(const std::string& folder, const std::string& name) {
@@ -62,7 +64,8 @@ Sizes known_sizes(const Plan& plan, const std::map<std::string, Dims>& shapes) {
   return sizes;
 }
 
-Dims random_dims(const Plan& plan, const PlanInput& input, const std::map<std::string, Dims>& shapes, const Sizes& sizes, std::set<std::string>& assumed) {
+Dims random_dims(const Plan& plan, const PlanInput& input, const std::map<std::string, Dims>& shapes, const Sizes& sizes,
+                 std::set<std::string>& assumed) {
   const auto fixed = shapes.find(input.name);
   if (fixed != shapes.end()) return fixed->second;
   Dims dims;
@@ -84,17 +87,21 @@ Dims random_dims(const Plan& plan, const PlanInput& input, const std::map<std::s
 }
 
 // Half of the machine's memory: an input that a damaged file makes larger than that is refused before it is made.
-int64_t most_input_bytes() { return int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE) / 2; }
+int64_t most_input_bytes() {
+  return int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE) / 2;
+}
 
 RuntimeValue random_tensor(const PlanInput& input, const Dims& dims, std::mt19937_64& generator) {
   const DType type = input.type.dtype;
   double bytes = std::max(1.0, static_cast<double>(bits_of(type)) / 8);
   for (const int64_t size : dims) bytes *= static_cast<double>(size);
   if (bytes > static_cast<double>(most_input_bytes()))
-    throw Error("input '" + input.name + "' of shape " + to_string(dims) + " takes " + human_bytes(bytes), "fix a smaller shape with --shape");
+    throw Error("input '" + input.name + "' of shape " + to_string(dims) + " takes " + human_bytes(bytes),
+                "fix a smaller shape with --shape");
   RuntimeValue value = make_value(type, dims);
   if (type == DType::string) {
-    for (int64_t i = 0; i < value.tensor.count(); ++i) value.tensor.as<std::string>()[i] = std::string(1, static_cast<char>('a' + generator() % 26));
+    for (int64_t i = 0; i < value.tensor.count(); ++i)
+      value.tensor.as<std::string>()[i] = std::string(1, static_cast<char>('a' + generator() % 26));
     return value;
   }
   std::normal_distribution<double> normal;
@@ -131,7 +138,8 @@ std::vector<InputSlot> input_slots(const Plan& plan) {
 }
 
 Inputs read_input_folder(const Plan& plan, const std::string& folder) {
-  if (!std::filesystem::is_directory(folder)) throw Error("is no folder", "give the folder that holds input_0.pb or NAME.npy").in_file(folder);
+  if (!std::filesystem::is_directory(folder))
+    throw Error("is no folder", "give the folder that holds input_0.pb or NAME.npy").in_file(folder);
   Inputs inputs;
   int number = 0;
   for (const InputSlot& slot : input_slots(plan)) {
@@ -144,7 +152,8 @@ Inputs read_input_folder(const Plan& plan, const std::string& folder) {
     if (path.empty() && !numbered.empty()) path = file_of(folder, numbered);
     if (path.empty()) {
       if (slot.has_default || slot.input->stages.empty()) continue;
-      throw Error("holds no file for the input '" + slot.input->name + "'", "add " + numbered + " or '" + slot.input->name + ".npy'").in_file(folder);
+      throw Error("holds no file for the input '" + slot.input->name + "'", "add " + numbered + " or '" + slot.input->name + ".npy'")
+          .in_file(folder);
     }
     inputs[slot.input->name] = read_value_file(path, slot.input->type);
   }
@@ -175,7 +184,9 @@ Inputs random_inputs(const Plan& plan, uint64_t seed, const std::map<std::string
   Inputs inputs;
   for (const InputSlot& slot : input_slots(plan))
     if (!slot.has_default) inputs[slot.input->name] = random_value(plan, *slot.input, shapes, sizes, assumed, generator);
-  if (!assumed.empty()) notes.push_back("unknown dimensions are as small as they may be: " + join({assumed.begin(), assumed.end()}, ", ") + " (--shape fixes them)");
+  if (!assumed.empty())
+    notes.push_back("unknown dimensions are as small as they may be: " + join({assumed.begin(), assumed.end()}, ", ") +
+                    " (--shape fixes them)");
   return inputs;
 }
 
@@ -183,7 +194,8 @@ void check_shapes(const Inputs& inputs, const std::map<std::string, Dims>& shape
   for (const auto& [name, dims] : shapes) {
     const auto found = inputs.find(name);
     if (found == inputs.end() || found->second.kind != RuntimeValue::Kind::tensor || found->second.tensor.dims == dims) continue;
-    throw Error("input '" + name + "' has the shape " + to_string(found->second.tensor.dims) + ", --shape says " + to_string(dims), "leave --shape out or give inputs of that shape");
+    throw Error("input '" + name + "' has the shape " + to_string(found->second.tensor.dims) + ", --shape says " + to_string(dims),
+                "leave --shape out or give inputs of that shape");
   }
 }
 

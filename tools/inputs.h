@@ -23,8 +23,8 @@ Inputs read_input_folder(const Plan& plan, const std::string& folder);
 // --input NAME=FILE, added to `inputs`.
 void read_input_files(const Plan& plan, const std::vector<std::string>& pairs, Inputs& inputs);
 
-// Inputs of the shapes that `shapes` or the plan give; a symbol has one size everywhere, 1 when nothing fixes it, and the batch is as large as
-// the micro-batches need. Floats are normal, integers and booleans 0 or 1: valid as indexes of any table.
+// Inputs of the shapes that `shapes` or the plan give; a symbol has one size everywhere, 1 when nothing fixes it, and the batch is as large
+// as the micro-batches need. Floats are normal, integers and booleans 0 or 1: valid as indexes of any table.
 Inputs random_inputs(const Plan& plan, uint64_t seed, const std::map<std::string, Dims>& shapes, std::vector<std::string>& notes);
 
 // Throws Error when an input that was given has not the shape that --shape says.

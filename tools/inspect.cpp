@@ -66,11 +66,13 @@ void print_nodes(const Graph& graph) {
 
 void print_model(const Model& model, const ModelSummary& summary) {
   std::vector<std::string> opsets;
-  for (const auto& [domain, version] : model.opsets) opsets.push_back((domain.empty() ? "ai.onnx" : domain) + " " + std::to_string(version));
+  for (const auto& [domain, version] : model.opsets)
+    opsets.push_back((domain.empty() ? "ai.onnx" : domain) + " " + std::to_string(version));
   Table facts({"model", model.path});
   facts.add({"nodes", std::to_string(summary.nodes)});
   facts.add({"opset", join(opsets, ", ") + " (IR " + std::to_string(model.ir_version) + ")"});
-  facts.add({"parameters", human_count(static_cast<double>(summary.parameters)) + ", " + human_bytes(static_cast<double>(summary.parameter_bytes))});
+  facts.add({"parameters",
+             human_count(static_cast<double>(summary.parameters)) + ", " + human_bytes(static_cast<double>(summary.parameter_bytes))});
   facts.add({"flops", human_count(summary.flops)});
   facts.add({"activations", human_bytes(static_cast<double>(summary.activation_bytes)) + ", at most " +
                                 human_bytes(static_cast<double>(summary.peak_activation_bytes)) + " at once"});

@@ -6,7 +6,9 @@
 
 namespace fretsaw {
 
-std::string dump(const Json& object) { return object.dump(2, ' ', false, nlohmann::json::error_handler_t::replace); }
+std::string dump(const Json& object) {
+  return object.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
+}
 
 void print_json(const Json& object) {
   const std::string text = dump(object) + "\n";
@@ -27,9 +29,13 @@ Json json_of(const Shape& shape) {
   return out;
 }
 
-Json json_of(const Dims& dims) { return json_of(shape_of(dims)); }
+Json json_of(const Dims& dims) {
+  return json_of(shape_of(dims));
+}
 
-std::string dtype_text(const Type& type) { return type.is_tensor() ? std::string(name_of(type.dtype)) : to_string(type); }
+std::string dtype_text(const Type& type) {
+  return type.is_tensor() ? std::string(name_of(type.dtype)) : to_string(type);
+}
 
 Json json_of(const std::vector<CommunicationCount>& counts) {
   Json out = Json::array();

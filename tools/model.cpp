@@ -1,12 +1,11 @@
 // fretsaw model: writes a standard architecture with seeded random weights.
-#include "models/models.h"
-
 #include <CLI/App.hpp>
 #include <cstdio>
 #include <filesystem>
 
 #include "graph/errors.h"
 #include "graph/io.h"
+#include "models/models.h"
 #include "tools/commands.h"
 #include "tools/options.h"
 #include "tools/text.h"
@@ -34,7 +33,8 @@ void write(const Settings& settings) {
   write_model(model, settings.output);
   double parameters = 0;
   for (const Value* value : model.graph->initializers()) parameters += static_cast<double>(value->constant->count());
-  std::printf("wrote %s: %zu nodes, %s parameters\n", one_line(settings.output).c_str(), model.graph->nodes.size(), human_count(parameters).c_str());
+  std::printf("wrote %s: %zu nodes, %s parameters\n", one_line(settings.output).c_str(), model.graph->nodes.size(),
+              human_count(parameters).c_str());
   print_notes(model.notes);
 }
 

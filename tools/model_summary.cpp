@@ -15,7 +15,9 @@ namespace {
 
 constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
 
-int64_t saturating_add(int64_t a, int64_t b) { return a > kMost - b ? kMost : a + b; }
+int64_t saturating_add(int64_t a, int64_t b) {
+  return a > kMost - b ? kMost : a + b;
+}
 
 // Initializers of a graph and of the bodies in it, each tensor once.
 void count_parameters(const Graph& graph, ModelSummary& summary, std::unordered_set<const Tensor*>& seen) {
@@ -113,7 +115,9 @@ int64_t bytes_of_type(const Type& type) {
   return saturating_bytes(type.dtype, type.shape ? dims_of(*type.shape) : Dims{});
 }
 
-std::string op_title(const Node& node) { return node.domain.empty() ? node.op : node.domain + "." + node.op; }
+std::string op_title(const Node& node) {
+  return node.domain.empty() ? node.op : node.domain + "." + node.op;
+}
 
 ModelSummary summarise(const Model& model) {
   const Graph& graph = *model.graph;

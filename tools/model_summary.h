@@ -9,13 +9,13 @@
 namespace fretsaw {
 
 struct ModelSummary {
-  int64_t nodes = 0;                    // as in the file, bodies of control flow not counted
-  std::map<std::string, int64_t> ops;   // operator (with its domain, unless it is ONNX's) -> nodes
-  int64_t parameters = 0;               // elements of all initializers
+  int64_t nodes = 0;                   // as in the file, bodies of control flow not counted
+  std::map<std::string, int64_t> ops;  // operator (with its domain, unless it is ONNX's) -> nodes
+  int64_t parameters = 0;              // elements of all initializers
   int64_t parameter_bytes = 0;
   double flops = 0;
-  int64_t activation_bytes = 0;         // every value that a node makes and another takes
-  int64_t peak_activation_bytes = 0;    // the most of them alive at once in file order
+  int64_t activation_bytes = 0;       // every value that a node makes and another takes
+  int64_t peak_activation_bytes = 0;  // the most of them alive at once in file order
   std::vector<std::string> notes;
 };
 // `model` is the model as read with the types of its values inferred. Unknown dimensions count as 1, which a note says.

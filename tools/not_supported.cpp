@@ -16,8 +16,8 @@ void add_refused(CLI::App& app, const char* name, const char* help, const char* 
 }  // namespace
 
 void add_merge(CLI::App& app, Outcome&) {
-  add_refused(app, "merge", "Bring a plan's pieces back into one model (not in this build)", "this build can't bring a plan's pieces back together",
-              "keep the model the plan was made from");
+  add_refused(app, "merge", "Bring a plan's pieces back into one model (not in this build)",
+              "this build can't bring a plan's pieces back together", "keep the model the plan was made from");
 }
 
 void add_train(CLI::App& app, Outcome&) {

@@ -47,7 +47,9 @@ CLI::Option* add_repeated(CLI::App& app, const std::string& name, std::vector<st
   return app.add_option(name, values, help)->type_size(1)->allow_extra_args(false);
 }
 
-void usage_error(const std::string& problem, const std::string& remedy) { throw Error(problem, remedy, ErrorCode::usage); }
+void usage_error(const std::string& problem, const std::string& remedy) {
+  throw Error(problem, remedy, ErrorCode::usage);
+}
 
 void not_supported(const std::string& what, const std::string& why, const std::string& remedy) {
   usage_error(what + " is not supported: " + why, remedy);
@@ -62,7 +64,8 @@ std::pair<std::string, std::string> parse_pair(const std::string& option, const 
 int64_t parse_integer(const std::string& option, const std::string& text) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || text.empty()) usage_error(option + ": '" + text + "' is not a whole number");
+  if (error != std::errc() || end != text.data() + text.size() || text.empty())
+    usage_error(option + ": '" + text + "' is not a whole number");
   return value;
 }
 
@@ -85,7 +88,8 @@ std::map<std::string, Dims> parse_shapes(const std::vector<std::string>& texts) 
 Mesh parse_mesh(const std::string& text) {
   Mesh mesh;
   if (text.empty()) return mesh;
-  if (text == "auto") not_supported("--mesh auto", "the planner that chooses a mesh is not part of this build", "name the axes, as in --mesh pipeline=2");
+  if (text == "auto")
+    not_supported("--mesh auto", "the planner that chooses a mesh is not part of this build", "name the axes, as in --mesh pipeline=2");
   for (const std::string& part : split(text, ',')) {
     const auto [axis, number] = parse_pair("--mesh", part);
     const int64_t size = parse_integer("--mesh " + axis, number);
@@ -104,9 +108,20 @@ Mesh parse_mesh(const std::string& text) {
 }
 
 int64_t parse_size_bytes(const std::string& option, const std::string& text) {
-  static const std::map<std::string, double> units = {
-      {"", 1},      {"b", 1},      {"k", 1024},  {"kib", 1024}, {"m", 1048576.},     {"mib", 1048576.},     {"g", 1073741824.},
-      {"gib", 1073741824.}, {"kb", 1e3}, {"mb", 1e6},   {"gb", 1e9},   {"t", 1099511627776.}, {"tib", 1099511627776.}, {"tb", 1e12}};
+  static const std::map<std::string, double> units = {{"", 1},
+                                                      {"b", 1},
+                                                      {"k", 1024},
+                                                      {"kib", 1024},
+                                                      {"m", 1048576.},
+                                                      {"mib", 1048576.},
+                                                      {"g", 1073741824.},
+                                                      {"gib", 1073741824.},
+                                                      {"kb", 1e3},
+                                                      {"mb", 1e6},
+                                                      {"gb", 1e9},
+                                                      {"t", 1099511627776.},
+                                                      {"tib", 1099511627776.},
+                                                      {"tb", 1e12}};
   size_t digits = 0;
   while (digits < text.size() && (std::isdigit(static_cast<unsigned char>(text[digits])) || text[digits] == '.')) ++digits;
   double number = 0;
@@ -126,7 +141,8 @@ std::map<std::string, int> parse_batch_axes(const std::vector<std::string>& text
   for (const std::string& text : texts) {
     const auto [name, axis] = parse_pair("--batch", text);
     const int64_t number = axis == "none" ? -1 : parse_integer("--batch " + name, axis);
-    if (axis != "none" && (number < 0 || number > 1000)) usage_error("--batch " + name + ": " + axis + " is not an axis", "write 0 or more, or none");
+    if (axis != "none" && (number < 0 || number > 1000))
+      usage_error("--batch " + name + ": " + axis + " is not an axis", "write 0 or more, or none");
     axes[name] = static_cast<int>(number);
   }
   return axes;

@@ -33,7 +33,8 @@ void refuse_what_is_missing(const Settings& settings) {
 std::string schedule_of(const Settings& settings, std::vector<std::string>& notes) {
   static const std::set<std::string> known = {"gpipe", "1f1b", "interleaved", "zero-bubble-h1", "zero-bubble-h2"};
   if (!known.contains(settings.schedule))
-    usage_error("--schedule names the unknown schedule '" + settings.schedule + "'", "the schedules are " + join({known.begin(), known.end()}, ", "));
+    usage_error("--schedule names the unknown schedule '" + settings.schedule + "'",
+                "the schedules are " + join({known.begin(), known.end()}, ", "));
   if (settings.schedule != "gpipe")
     notes.push_back("--schedule " + settings.schedule + " has nothing to do without training: inference fills and drains, as gpipe does");
   return "gpipe";
@@ -48,7 +49,8 @@ void take_weights(Model& model, const std::string& path) {
     const auto found = tensors.find(value->name);
     if (found == tensors.end()) {
       if (!value->constant->is_missing()) continue;
-      throw Error("holds no initializer '" + value->name + "', which the model needs", "give the file that the model's weights came from").in_file(path);
+      throw Error("holds no initializer '" + value->name + "', which the model needs", "give the file that the model's weights came from")
+          .in_file(path);
     }
     if (found->second->dtype != value->constant->dtype || found->second->dims != value->constant->dims)
       throw Error("initializer '" + value->name + "' is " + std::string(name_of(found->second->dtype)) + to_string(found->second->dims) +

@@ -13,14 +13,17 @@
 namespace fretsaw {
 namespace {
 
-std::map<std::string, int> mesh_axes(const Mesh& mesh) { return {{"data", mesh.data}, {"pipeline", mesh.pipeline}, {"tensor", mesh.tensor}}; }
+std::map<std::string, int> mesh_axes(const Mesh& mesh) {
+  return {{"data", mesh.data}, {"pipeline", mesh.pipeline}, {"tensor", mesh.tensor}};
+}
 
 // Bytes of the initializers that some graphs name, shared ones once: tensors of one name are one.
 class WeightCount {
  public:
   void add(const Graph& graph) {
     for (const Value& value : graph.all_values()) {
-      if (value.is_constant() && names_.insert(value.source_name()).second) bytes_ += saturating_bytes(value.constant->dtype, value.constant->dims);
+      if (value.is_constant() && names_.insert(value.source_name()).second)
+        bytes_ += saturating_bytes(value.constant->dtype, value.constant->dims);
     }
     for (const Node* node : graph.nodes)
       for (const GraphPtr& body : bodies(*node)) add(*body);

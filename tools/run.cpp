@@ -75,11 +75,14 @@ void compare_with_model(const Plan& plan, const Inputs& inputs, int threads, con
 void compare_with_files(const Plan& plan, const Settings& settings, Result& result) {
   std::vector<RuntimeValue> want;
   for (size_t i = 0; i < plan.outputs.size(); ++i)
-    want.push_back(read_value_file((std::filesystem::path(settings.expect) / ("output_" + std::to_string(i) + ".pb")).string(), plan.outputs[i].type));
+    want.push_back(
+        read_value_file((std::filesystem::path(settings.expect) / ("output_" + std::to_string(i) + ".pb")).string(), plan.outputs[i].type));
   take_differences(want, settings, result);
 }
 
-Json number_or_null(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+Json number_or_null(double value) {
+  return std::isfinite(value) ? Json(value) : Json(nullptr);
+}
 
 Json outputs_json(const Plan& plan, const Result& result) {
   Json out = Json::array();
@@ -155,7 +158,8 @@ void add_run(CLI::App& app, Outcome& outcome) {
   command->add_option("--compare", s->compare, "Run this model whole on the same inputs and compare");
   command->add_option("--rtol", s->tolerance.rtol, "Relative tolerance (1e-4 in float32)")->check(CLI::NonNegativeNumber);
   command->add_option("--atol", s->tolerance.atol, "Absolute tolerance (1e-5 in float32)")->check(CLI::NonNegativeNumber);
-  command->add_option("--range-tol", s->tolerance.range_tol, "Tolerance as a share of the output's largest value")->check(CLI::NonNegativeNumber);
+  command->add_option("--range-tol", s->tolerance.range_tol, "Tolerance as a share of the output's largest value")
+      ->check(CLI::NonNegativeNumber);
   command->add_option("--repeat", s->repeat, "Timed runs")->check(CLI::Range(1, 1 << 30));
   command->add_option("--warmup", s->warmup, "Runs before them")->check(CLI::Range(0, 1 << 30));
   command->add_option("--trace", s->trace, "Write a Chrome trace of the last run to this file");

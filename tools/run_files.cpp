@@ -51,12 +51,15 @@ void write_outputs(const Plan& plan, const std::vector<RuntimeValue>& outputs, c
   for (size_t i = 0; i < outputs.size(); ++i) {
     const std::string file = "output_" + std::to_string(i) + ".pb";
     const PlanOutput& output = plan.outputs[i];
-    write_whole((fs::path(folder) / file).string(), [&](const std::string& path) { write_value_file(outputs[i], output.type, output.name, path); });
+    write_whole((fs::path(folder) / file).string(),
+                [&](const std::string& path) { write_value_file(outputs[i], output.type, output.name, path); });
     Json one = value_json(output.name, output.type, outputs[i]);
     one["file"] = file;
     list.push_back(one);
   }
-  write_whole((fs::path(folder) / "outputs.json").string(), [&](const std::string& path) { write_text(dump({{"outputs", list}}) + "\n", path); });
+  write_whole((fs::path(folder) / "outputs.json").string(), [&](const std::string& path) {
+    write_text(dump({{"outputs", list}}) + "\n", path);
+  });
 }
 
 void write_trace(const std::vector<TraceEvent>& events, const std::string& path) {
@@ -74,7 +77,11 @@ void write_trace(const std::vector<TraceEvent>& events, const std::string& path)
   }
   for (const int rank : ranks)
     list.push_back({{"name", "thread_name"}, {"ph", "M"}, {"pid", 0}, {"tid", rank}, {"args", {{"name", "rank " + std::to_string(rank)}}}});
-  write_whole(path, [&](const std::string& part) { write_text(Json({{"traceEvents", list}, {"displayTimeUnit", "ms"}}).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n", part); });
+  write_whole(path, [&](const std::string& part) {
+    write_text(
+        Json({{"traceEvents", list}, {"displayTimeUnit", "ms"}}).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n",
+        part);
+  });
 }
 
 }  // namespace fretsaw

@@ -36,7 +36,8 @@ void print_simulation(const Simulation& simulation) {
   Table table({"rank", ">busy", ">micro-batches", "timeline"});
   for (size_t i = 0; i < simulation.ranks.size(); ++i) {
     const SimulatedRank& rank = simulation.ranks[i];
-    table.add({std::to_string(i), human_time(rank.busy_us), std::to_string(rank.peak_micro_batches), timeline(rank, simulation.time_us, 72)});
+    table.add(
+        {std::to_string(i), human_time(rank.busy_us), std::to_string(rank.peak_micro_batches), timeline(rank, simulation.time_us, 72)});
   }
   table.print();
 }

@@ -20,7 +20,8 @@ std::string with_unit(double value, double step, const std::vector<const char*>&
 
 // Terminal columns of UTF-8 text, one for each code point.
 size_t width_of(const std::string& text) {
-  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
 }
 
 }  // namespace
@@ -44,9 +45,15 @@ std::string one_line(const std::string& text) {
   return out;
 }
 
-std::string human_bytes(double bytes) { return with_unit(bytes, 1024, {" B", " KiB", " MiB", " GiB", " TiB"}); }
-std::string human_count(double count) { return with_unit(count, 1000, {"", " k", " M", " G", " T", " P"}); }
-std::string human_percent(double share) { return fmt::format("{:.0f}%", share * 100); }
+std::string human_bytes(double bytes) {
+  return with_unit(bytes, 1024, {" B", " KiB", " MiB", " GiB", " TiB"});
+}
+std::string human_count(double count) {
+  return with_unit(count, 1000, {"", " k", " M", " G", " T", " P"});
+}
+std::string human_percent(double share) {
+  return fmt::format("{:.0f}%", share * 100);
+}
 
 std::string human_time(double time_us) {
   if (time_us < 1000) return fmt::format("{:.1f} us", time_us);

@@ -8,9 +8,9 @@ namespace fretsaw {
 
 // Control characters become \n, \t, \x1b: the text stays on one line and cannot move the cursor.
 std::string one_line(const std::string& text);
-std::string human_bytes(double bytes);   // "1.2 GiB", "640 B"
-std::string human_count(double count);   // "4.1 G", "512"
-std::string human_time(double time_us);  // "3.25 ms"
+std::string human_bytes(double bytes);    // "1.2 GiB", "640 B"
+std::string human_count(double count);    // "4.1 G", "512"
+std::string human_time(double time_us);   // "3.25 ms"
 std::string human_percent(double share);  // "87%"
 
 // Columns as wide as their widest cell. Numbers stand to the right: a column whose heading starts with '>' (which is not printed).

@@ -25,7 +25,8 @@ std::string read_bytes(const std::string& path) {
 template <typename Proto>
 Proto parse(const std::string& path, const char* what) {
   Proto proto;
-  if (!proto.ParseFromString(read_bytes(path))) throw Error(std::string("is not a ") + what, "write it as ONNX's test data is").in_file(path);
+  if (!proto.ParseFromString(read_bytes(path)))
+    throw Error(std::string("is not a ") + what, "write it as ONNX's test data is").in_file(path);
   return proto;
 }
 
@@ -55,7 +56,8 @@ RuntimeValue from_proto(const onnx::OptionalProto& proto, const std::string& fol
 // Gives an empty sequence the element type that its type names.
 RuntimeValue with_element(RuntimeValue value, const Type* type) {
   while (type && type->kind == Type::Kind::optional) type = type->element.get();
-  if (value.kind == RuntimeValue::Kind::sequence && value.element == DType::undefined && type && type->element) value.element = type->element->dtype;
+  if (value.kind == RuntimeValue::Kind::sequence && value.element == DType::undefined && type && type->element)
+    value.element = type->element->dtype;
   return value;
 }
 
@@ -96,7 +98,8 @@ void write_proto(const RuntimeValue& value, const std::string& name, const std::
   Proto proto;
   fill(value, name, proto);
   std::ofstream out(path, std::ios::binary | std::ios::trunc);
-  if (!out || !proto.SerializeToOstream(&out) || !out.flush()) throw Error("can't be written", "check the folder and the space on its disk").in_file(path);
+  if (!out || !proto.SerializeToOstream(&out) || !out.flush())
+    throw Error("can't be written", "check the folder and the space on its disk").in_file(path);
 }
 
 }  // namespace
@@ -149,9 +152,12 @@ void write_value_file(const RuntimeValue& value, const Type& type, const std::st
 
 std::string describe(const RuntimeValue& value) {
   switch (value.kind) {
-    case RuntimeValue::Kind::absent: return "absent";
-    case RuntimeValue::Kind::sequence: return "sequence of " + std::to_string(value.items.size());
-    case RuntimeValue::Kind::tensor: break;
+    case RuntimeValue::Kind::absent:
+      return "absent";
+    case RuntimeValue::Kind::sequence:
+      return "sequence of " + std::to_string(value.items.size());
+    case RuntimeValue::Kind::tensor:
+      break;
   }
   return std::string(name_of(value.tensor.dtype)) + to_string(value.tensor.dims);
 }

@@ -135,6 +135,7 @@ std::vector<Node*> copy_nodes(const Graph& body, Graph& target, ValueMap& mappin
 }
 
 Uses::Uses(const Graph& graph) {
+  nodes.reserve(graph.all_values().size());
   for (Node* node : graph.nodes) {
     for (const Value* v : node->inputs)
       if (v) nodes[v].push_back(node);

@@ -90,6 +90,8 @@ std::string read_text(const std::string& path) {
   return text.str();
 }
 
-void write_text(const std::string& text, const std::string& path) { std::ofstream(path, std::ios::binary) << text; }
+void write_text(const std::string& text, const std::string& path) {
+  std::ofstream(path, std::ios::binary) << text;
+}
 
 }  // namespace fretsaw

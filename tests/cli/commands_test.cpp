@@ -200,7 +200,8 @@ TEST_F(CommandTest, RunTakesNumberedAndNamedInputs) {
 }
 
 TEST_F(CommandTest, RunRepeatsTimesAndTraces) {
-  const CommandResult run = fretsaw({"run", write_mlp("m.onnx", 1), "--random", "1", "--repeat", "4", "--warmup", "1", "--trace", path("t.json"), "--json"});
+  const CommandResult run =
+      fretsaw({"run", write_mlp("m.onnx", 1), "--random", "1", "--repeat", "4", "--warmup", "1", "--trace", path("t.json"), "--json"});
   ASSERT_EQ(run.exit_code, 0) << run.err;
   const json time = run.json()["time_ms"];
   EXPECT_EQ(time["runs"], 4);

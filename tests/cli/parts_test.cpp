@@ -25,12 +25,16 @@ RuntimeValue tensor(DType type, Dims dims, const std::vector<double>& numbers) {
   for (size_t i = 0; i < numbers.size(); ++i) set_element(type, value.tensor.data, static_cast<int64_t>(i), numbers[i]);
   return value;
 }
-RuntimeValue floats(const std::vector<double>& numbers) { return tensor(DType::float32, {static_cast<int64_t>(numbers.size())}, numbers); }
+RuntimeValue floats(const std::vector<double>& numbers) {
+  return tensor(DType::float32, {static_cast<int64_t>(numbers.size())}, numbers);
+}
 
 TEST(Options, Sizes) {
-  const std::vector<std::pair<const char*, int64_t>> good = {{"1024", 1024}, {"8GiB", int64_t{8} << 30}, {"500MB", 500000000}, {"1.5k", 1536}, {"2 gb", 2000000000}};
+  const std::vector<std::pair<const char*, int64_t>> good = {
+      {"1024", 1024}, {"8GiB", int64_t{8} << 30}, {"500MB", 500000000}, {"1.5k", 1536}, {"2 gb", 2000000000}};
   for (const auto& [text, bytes] : good) EXPECT_EQ(parse_size_bytes("--memory", text), bytes) << text;
-  for (const char* text : {"", "x", "-1", "0", "8XB", "1.2.3", "GiB", "99999999TiB"}) EXPECT_THROW(parse_size_bytes("--memory", text), Error) << text;
+  for (const char* text : {"", "x", "-1", "0", "8XB", "1.2.3", "GiB", "99999999TiB"})
+    EXPECT_THROW(parse_size_bytes("--memory", text), Error) << text;
 }
 
 TEST(Options, ShapesNamesMayHoldAnything) {
@@ -94,11 +98,25 @@ TEST(Elements, SmallFloatsMeanWhatTheyShould) {
     double value;
   };
   const std::vector<Case> cases = {
-      {DType::float16, 0x3C00, 1},      {DType::float16, 0xC000, -2},        {DType::float16, 0x7BFF, 65504},     {DType::float16, 0x0001, std::ldexp(1, -24)},
-      {DType::float16, 0x7C00, kInfinity}, {DType::bfloat16, 0x3F80, 1},     {DType::bfloat16, 0xFF80, -kInfinity}, {DType::float8e4m3fn, 0x7E, 448},
-      {DType::float8e4m3fn, 0x01, std::ldexp(1, -9)}, {DType::float8e5m2, 0x7B, 57344}, {DType::float8e5m2, 0x7C, kInfinity},
-      {DType::float8e4m3fnuz, 0x7F, 240}, {DType::float8e5m2fnuz, 0x7F, 57344}, {DType::float8e8m0, 127, 1},      {DType::float4e2m1, 0x7, 6},
-      {DType::float4e2m1, 0x9, -0.5},   {DType::int4, 0xF, -1},              {DType::uint4, 0xF, 15},             {DType::int2, 0x3, -1},
+      {DType::float16, 0x3C00, 1},
+      {DType::float16, 0xC000, -2},
+      {DType::float16, 0x7BFF, 65504},
+      {DType::float16, 0x0001, std::ldexp(1, -24)},
+      {DType::float16, 0x7C00, kInfinity},
+      {DType::bfloat16, 0x3F80, 1},
+      {DType::bfloat16, 0xFF80, -kInfinity},
+      {DType::float8e4m3fn, 0x7E, 448},
+      {DType::float8e4m3fn, 0x01, std::ldexp(1, -9)},
+      {DType::float8e5m2, 0x7B, 57344},
+      {DType::float8e5m2, 0x7C, kInfinity},
+      {DType::float8e4m3fnuz, 0x7F, 240},
+      {DType::float8e5m2fnuz, 0x7F, 57344},
+      {DType::float8e8m0, 127, 1},
+      {DType::float4e2m1, 0x7, 6},
+      {DType::float4e2m1, 0x9, -0.5},
+      {DType::int4, 0xF, -1},
+      {DType::uint4, 0xF, 15},
+      {DType::int2, 0x3, -1},
   };
   for (const Case& c : cases) EXPECT_EQ(element_at(c.type, &c.bits, 0), c.value) << name_of(c.type) << " " << c.bits;
   const uint32_t nan = 0x7F, zero_nan = 0x80;
@@ -145,7 +163,8 @@ TEST(Compare, Tolerances) {
       {{-kInfinity}, {kInfinity}, {}, false},
       {{kInfinity}, {1}, {.range_tol = 1e9}, false},
   };
-  for (size_t i = 0; i < cases.size(); ++i) EXPECT_EQ(compare(floats(cases[i].got), floats(cases[i].want), cases[i].tolerance).ok, cases[i].ok) << i;
+  for (size_t i = 0; i < cases.size(); ++i)
+    EXPECT_EQ(compare(floats(cases[i].got), floats(cases[i].want), cases[i].tolerance).ok, cases[i].ok) << i;
 }
 
 TEST(Compare, Measures) {
@@ -174,8 +193,12 @@ TEST(ValueFiles, SequencesAndOptionalsSurvive) {
   strings.tensor.as<std::string>()[1] = "longer than a short string's buffer";
   const Type element = Type::tensor(DType::float32);
   const std::vector<std::pair<RuntimeValue, Type>> cases = {
-      {sequence, Type::sequence(element)}, {RuntimeValue{}, Type::optional(element)},    {floats({1}), Type::optional(element)},
-      {floats({1, 2}), element},           {strings, Type::tensor(DType::string)},        {sequence, Type::optional(Type::sequence(element))},
+      {sequence, Type::sequence(element)},
+      {RuntimeValue{}, Type::optional(element)},
+      {floats({1}), Type::optional(element)},
+      {floats({1, 2}), element},
+      {strings, Type::tensor(DType::string)},
+      {sequence, Type::optional(Type::sequence(element))},
       {tensor(DType::int64, {}, {5}), Type::tensor(DType::int64)},
   };
   for (size_t i = 0; i < cases.size(); ++i) {

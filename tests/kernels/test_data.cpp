@@ -1,6 +1,7 @@
 // Reading and comparing ONNX's test data.
 #include "tests/kernels/test_data.h"
 
+#include <onnx/onnx-data.pb.h>
 #include <onnx/onnx_pb.h>
 
 #include <cmath>

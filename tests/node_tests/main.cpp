@@ -1,5 +1,5 @@
-// Runs ONNX's own node tests through partition() and Session, against a list of those that are known to fail: node_tests FOLDER LIST [NAME...].
-// Fails when a test that is not on the list fails, and when one that is on it passes: the list may only shrink.
+// Runs ONNX's own node tests through partition() and Session, against a list of those that are known to fail: node_tests FOLDER LIST
+// [NAME...]. Fails when a test that is not on the list fails, and when one that is on it passes: the list may only shrink.
 #include <poll.h>
 
 #include <algorithm>
@@ -80,7 +80,8 @@ std::map<std::string, std::string> run_all(const std::string& folder, const std:
   for (size_t w = 0; w < count; ++w) {
     std::vector<std::string> share;
     for (size_t i = w; i < names.size(); i += count) share.push_back(names[i]);
-    if (!share.empty()) workers.push_back(std::make_unique<Worker>(share, [&](const std::string& name) { return run_case(fs::path(folder) / name); }));
+    if (!share.empty())
+      workers.push_back(std::make_unique<Worker>(share, [&](const std::string& name) { return run_case(fs::path(folder) / name); }));
   }
   std::map<std::string, std::string> outcomes;
   const auto report = [&](const std::string& name, const std::string& why) { outcomes[name] = why; };

@@ -3,6 +3,8 @@
 
 namespace fretsaw {
 
-std::vector<CudaDevice> cuda_devices() { return {}; }
+std::vector<CudaDevice> cuda_devices() {
+  return {};
+}
 
 }  // namespace fretsaw
