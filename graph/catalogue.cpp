@@ -10,10 +10,10 @@ namespace {
 
 std::vector<OperatorRecord> collect() {
   std::vector<OperatorRecord> all;
-  for (auto family : {elementwise_operators, reduction_operators, contraction_operators, convolution_operators, normalisation_operators,
-                      movement_operators, reshape_operators, indexing_operators, attention_operators, recurrent_operators,
-                      quantization_operators, image_operators, signal_operators, generation_operators, control_operators,
-                      communication_operators})
+  for (auto family :
+       {elementwise_operators, reduction_operators, contraction_operators, convolution_operators, normalisation_operators,
+        movement_operators, reshape_operators, indexing_operators, attention_operators, recurrent_operators, quantization_operators,
+        image_operators, signal_operators, generation_operators, control_operators, communication_operators})
     for (OperatorRecord& record : family()) all.push_back(std::move(record));
   return all;
 }

@@ -13,7 +13,7 @@ struct DimProduct {
   std::vector<std::string> symbols;  // sorted; one that occurs twice stands twice
 
   DimProduct() = default;
-  DimProduct(int64_t n) : number(n) {}  // NOLINT: a number is a product
+  DimProduct(int64_t n) : number(n) {}             // NOLINT: a number is a product
   explicit DimProduct(const std::string& symbol);  // "batch", "4*batch*seq"; sums and quotients stay one symbol
   bool operator==(const DimProduct&) const = default;
   bool is_number() const { return symbols.empty(); }

@@ -22,7 +22,7 @@ struct Factor {
   };
   Dim size;
   Kind kind = Kind::parallel;
-  std::string name;  // for people: "m", "batch"
+  std::string name;       // for people: "m", "batch"
   bool repeated = false;  // only in outputs, which are the same at every index along it (Expand, Tile)
 };
 struct FactorRule {

@@ -20,7 +20,9 @@ bool one_of(const std::array<std::string_view, N>& names, const Node& node) {
   return node.domain.empty() && std::find(names.begin(), names.end(), node.op) != names.end();
 }
 
-bool is_float32(const Value* value) { return value && value->type.is_tensor() && value->type.dtype == DType::float32; }
+bool is_float32(const Value* value) {
+  return value && value->type.is_tensor() && value->type.dtype == DType::float32;
+}
 
 // Same number, or the same symbol.
 bool same_dim(const Dim& a, const Dim& b) {

@@ -35,8 +35,9 @@ void remove_identities(Model& model);     // Identity, Dropout in inference mode
 void decompose_to_functions(Model& model, const std::function<bool(const Node&)>& has_kernel);
 int64_t newest_opset();                   // the ai.onnx version every later pass and kernel sees
 
-// --- patterns: what exporters wrote in pieces becomes the operator it was (graph/passes/fuse_patterns.cpp) ---
-// LayerNormalization, RMSNormalization, Gelu (erf and tanh), Swish/SiLU (x * sigmoid x stays fusable). Names of the results are kept.
+// --- patterns: what exporters wrote in pieces becomes the operator it was (graph/passes/fuse_*.cpp, fold_batch_norm.cpp) ---
+// LayerNormalization, RMSNormalization, Gelu (erf and tanh), Swish, HardSwish, Mish; BatchNormalization goes into the Conv before it.
+// Names of the results are kept. Types are inferred first where a pattern needs them.
 std::vector<Pass> pattern_passes();
 
 // --- fusion groups (graph/passes/mark_groups.cpp) ---
@@ -53,6 +54,7 @@ struct InferOptions {
   // Called for a node all of whose inputs are known: may return its outputs, which are then known too (true).
   std::function<bool(const Node&, const std::vector<TensorPtr>& inputs, std::vector<TensorPtr>& outputs)> evaluate;
   bool keep_hints = true;  // false: types in the file are not believed at all (the runtime's choice)
+  std::function<bool(const Node&)> distrust;  // of the outputs of these nodes only the element types are believed
 };
 // One element of an integer tensor: a number, a symbolic expression, or (neither) unknown.
 struct ShapeElement {

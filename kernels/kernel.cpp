@@ -12,7 +12,9 @@ void append_ints(const TensorView& x, std::vector<int64_t>& out) {
   for (T v : x.span<T>()) out.push_back(static_cast<int64_t>(v));
 }
 
-std::string index_text(size_t i) { return std::to_string(i); }
+std::string index_text(size_t i) {
+  return std::to_string(i);
+}
 
 }  // namespace
 
@@ -36,15 +38,33 @@ std::vector<int64_t> RunContext::input_ints(size_t i) const {
   std::vector<int64_t> out;
   out.reserve(static_cast<size_t>(x.count()));
   switch (x.dtype) {
-    case DType::int64: append_ints<int64_t>(x, out); break;
-    case DType::int32: append_ints<int32_t>(x, out); break;
-    case DType::int16: append_ints<int16_t>(x, out); break;
-    case DType::int8: append_ints<int8_t>(x, out); break;
-    case DType::uint64: append_ints<uint64_t>(x, out); break;
-    case DType::uint32: append_ints<uint32_t>(x, out); break;
-    case DType::uint16: append_ints<uint16_t>(x, out); break;
-    case DType::uint8: append_ints<uint8_t>(x, out); break;
-    case DType::boolean: append_ints<bool>(x, out); break;
+    case DType::int64:
+      append_ints<int64_t>(x, out);
+      break;
+    case DType::int32:
+      append_ints<int32_t>(x, out);
+      break;
+    case DType::int16:
+      append_ints<int16_t>(x, out);
+      break;
+    case DType::int8:
+      append_ints<int8_t>(x, out);
+      break;
+    case DType::uint64:
+      append_ints<uint64_t>(x, out);
+      break;
+    case DType::uint32:
+      append_ints<uint32_t>(x, out);
+      break;
+    case DType::uint16:
+      append_ints<uint16_t>(x, out);
+      break;
+    case DType::uint8:
+      append_ints<uint8_t>(x, out);
+      break;
+    case DType::boolean:
+      append_ints<bool>(x, out);
+      break;
     default:
       throw Error("input " + index_text(i) + " is of type " + std::string(name_of(x.dtype)) + " where integers are expected",
                   "cast it to int64");

@@ -1,6 +1,7 @@
 // Sizes of tensors in each layout, and owned tensors.
 #include "kernels/tensor_view.h"
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 

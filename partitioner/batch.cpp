@@ -36,13 +36,15 @@ std::vector<Candidate> candidates(const Model& model, const std::map<std::string
     int axis = told != batch_axes.end() ? told->second : 0;
     if (!tensor || axis >= static_cast<int>(input->type.shape->size())) {
       if (told != batch_axes.end())
-        throw Error(fmt::format("input '{}' of type {} has no axis {}", input->name, to_string(input->type), axis), "give --batch an axis it has",
-                    ErrorCode::usage);
+        throw Error(fmt::format("input '{}' of type {} has no axis {}", input->name, to_string(input->type), axis),
+                    "give --batch an axis it has", ErrorCode::usage);
       continue;
     }
     result.push_back({input, axis, told != batch_axes.end()});
   }
-  if (!unknown.empty()) throw Error(fmt::format("--batch names '{}', which is no input of the model", *unknown.begin()), "see `fretsaw inspect`", ErrorCode::usage);
+  if (!unknown.empty())
+    throw Error(fmt::format("--batch names '{}', which is no input of the model", *unknown.begin()), "see `fretsaw inspect`",
+                ErrorCode::usage);
   return result;
 }
 
@@ -121,18 +123,25 @@ Error mixed_error(const Value& output, const MixedCause& cause) {
 void check_declared(const Value& output, const BatchAxis& b, const MergeRule& declared, BatchFacts& facts) {
   if (b.mixed && b.holds_batch()) throw mixed_error(output, *b.mixed);
   if (b.holds_batch() && declared.merge != "concat")
-    throw Error(fmt::format("--merge {}={}, but its dimension {} holds the batch", output.name, declared.merge, b.axis), "leave --merge out for it",
-                ErrorCode::usage);
+    throw Error(fmt::format("--merge {}={}, but its dimension {} holds the batch", output.name, declared.merge, b.axis),
+                "leave --merge out for it", ErrorCode::usage);
   if (b.mixed && declared.merge == "concat") throw mixed_error(output, *b.mixed);
   if (!b.mixed || declared.merge == "concat") return;
   const std::string& is = b.mixed->partial;
+  if (is == "other")
+    throw Error(fmt::format("output '{}' is neither a sum nor a mean over samples, as --merge {}={} would need", output.name, output.name,
+                            declared.merge),
+                kUndivided)
+        .at_node(b.mixed->node->name, b.mixed->node->op);
   if (!is.empty() && declared.merge != is)
-    throw Error(fmt::format("output '{}' is a {} over the batch, not what --merge {}={} says", output.name, is, output.name, declared.merge),
-                fmt::format("use --merge {}={}", output.name, is), ErrorCode::usage)
+    throw Error(
+        fmt::format("output '{}' is a {} over the batch, not what --merge {}={} says", output.name, is, output.name, declared.merge),
+        fmt::format("use --merge {}={}", output.name, is), ErrorCode::usage)
         .at_node(b.mixed->node->name, b.mixed->node->op);
   if (is.empty())
-    facts.notes.push_back(fmt::format("output '{}' is merged by '{}' as declared; node '{}' ({}) mixes the samples in a way that does not prove it",
-                                      output.name, declared.merge, b.mixed->node->name, b.mixed->node->op));
+    facts.notes.push_back(
+        fmt::format("output '{}' is merged by '{}' as declared; node '{}' ({}) mixes the samples in a way that does not prove it",
+                    output.name, declared.merge, b.mixed->node->name, b.mixed->node->op));
   if (b.unknown_shape) throw mixed_error(output, *b.mixed);
 }
 
@@ -142,18 +151,24 @@ MergeRule merge_of(const Value& output, const BatchAxis& b, const MergeRule* dec
   if (declared && declared->merge != "concat") return *declared;
   if (b.mixed) throw mixed_error(output, *b.mixed);
   if (!b.holds_batch()) {
-    if (declared) throw Error(fmt::format("output '{}' does not depend on the batch and cannot be joined along it", output.name), fmt::format("use --merge {}=same", output.name), ErrorCode::usage);
+    if (declared)
+      throw Error(fmt::format("output '{}' does not depend on the batch and cannot be joined along it", output.name),
+                  fmt::format("use --merge {}=same", output.name), ErrorCode::usage);
     facts.notes.push_back(fmt::format("output '{}' does not depend on the batch: one part is taken", output.name));
     return {"same", 0};
   }
   if (!output.type.is_tensor())
-    throw Error(fmt::format("output '{}' is a {} of tensors that hold the batch, which cannot be joined", output.name, to_string(output.type)), kUndivided);
-  if (!b.sample_number.empty())
-    throw Error(fmt::format("output '{}' holds the position of samples in the batch", output.name), kUndivided);
+    throw Error(
+        fmt::format("output '{}' is a {} of tensors that hold the batch, which cannot be joined", output.name, to_string(output.type)),
+        kUndivided);
+  if (!b.sample_index.empty()) throw Error(fmt::format("output '{}' holds the position of samples in the batch", output.name), kUndivided);
   if (!b.outer.is_one())
-    throw Error(fmt::format("output '{}' holds several batches one after the other in dimension {}, so that parts of it cannot be joined", output.name, b.axis), kUndivided);
+    throw Error(fmt::format("output '{}' holds several batches one after the other in dimension {}, so that parts of it cannot be joined",
+                            output.name, b.axis),
+                kUndivided);
   if (declared && declared->axis != b.axis)
-    throw Error(fmt::format("output '{}' holds the batch in dimension {}, not {}", output.name, b.axis, declared->axis), "give --merge that axis", ErrorCode::usage);
+    throw Error(fmt::format("output '{}' holds the batch in dimension {}, not {}", output.name, b.axis, declared->axis),
+                "give --merge that axis", ErrorCode::usage);
   return {"concat", b.axis};
 }
 
@@ -170,7 +185,9 @@ void judge_outputs(const Model& model, BatchAnalysis& analysis, const std::map<s
     }
     facts.outputs[output->name] = merge_of(*output, b, declared == merges.end() ? nullptr : &declared->second, facts);
   }
-  if (!unknown.empty()) throw Error(fmt::format("--merge names '{}', which is no output of the model", *unknown.begin()), "see `fretsaw inspect`", ErrorCode::usage);
+  if (!unknown.empty())
+    throw Error(fmt::format("--merge names '{}', which is no output of the model", *unknown.begin()), "see `fretsaw inspect`",
+                ErrorCode::usage);
 }
 
 // One choice of batch inputs, analysed. Throws the Error that stands against it.
@@ -180,7 +197,8 @@ BatchFacts attempt(Model& model, const std::vector<Candidate>& set, const std::m
   for (const Candidate& c : set) {
     if (!c.dim().known()) continue;
     if (facts.batch >= 0 && facts.batch != c.dim().value)
-      throw Error(fmt::format("input '{}' has {} samples where another has {}", c.input->name, c.dim().value, facts.batch), "say with --batch NAME=none which inputs hold no batch");
+      throw Error(fmt::format("input '{}' has {} samples where another has {}", c.input->name, c.dim().value, facts.batch),
+                  "say with --batch NAME=none which inputs hold no batch");
     facts.batch = c.dim().value;
   }
   // One batch has one size everywhere: the number where there is one, else the symbol.
@@ -222,7 +240,8 @@ BatchFacts analyse_batch(Model& model, const std::map<std::string, int>& batch_a
       if (facts.batch == 1 && first) throw Error("a batch of 1");
       for (Value* input : model.graph->inputs) {
         bool holds = std::any_of(set.begin(), set.end(), [&](const Candidate& c) { return c.input == input; });
-        if (!holds && !input->is_constant()) facts.notes.push_back(fmt::format("input '{}' holds no batch: every micro-batch is given all of it", input->name));
+        if (!holds && !input->is_constant())
+          facts.notes.push_back(fmt::format("input '{}' holds no batch: every micro-batch is given all of it", input->name));
       }
       return facts;
     } catch (const Error& e) {

@@ -26,8 +26,18 @@ namespace fretsaw {
 struct MixedCause {
   const Node* node = nullptr;
   std::string why;  // "the batch axis is reduced here"
-  // What the mixed value still is: a "sum" or a "mean" over the samples, or nothing that parts could be put together from ("").
+  // What the mixed value still is: a "sum" or a "mean" over the samples, "other" when it is proved to be neither, "" when that is not
+  // known.
   std::string partial;
+};
+
+// An index that finds its own sample: sample * step + rest, 0 <= rest < below. The samples' own numbers 0, 1, 2, ... have step 1 and
+// below 1.
+struct SampleIndex {
+  DimProduct step = 0;  // 0: not such an index
+  DimProduct below = 1;
+  bool operator==(const SampleIndex&) const = default;
+  bool found() const { return !(step == DimProduct(0)); }
 };
 
 // Where the batch is in a value. The default: nowhere.
@@ -35,9 +45,8 @@ struct BatchAxis {
   int axis = -1;
   DimProduct outer = 1, inner = 1;  // the dimension is outer * batch * inner, the slowest first
   bool uniform = false;             // the same for every sample
-  // For index tensors: in which columns of the last dimension the value is the sample's own number 0, 1, 2, ... One
-  // entry stands for all columns; empty: in none.
-  std::vector<bool> sample_number;
+  // For index tensors: what the columns of the last dimension find. One entry stands for all columns; empty: no column finds samples.
+  std::vector<SampleIndex> sample_index;
   std::shared_ptr<const MixedCause> mixed;  // not null: samples are mixed
   bool unknown_shape = false;               // of mixed values: which dimensions the batch is in is not known
 
@@ -46,11 +55,11 @@ struct BatchAxis {
 
 class BatchRewriter;
 struct BatchFacts {
-  int64_t batch = -1;  // the batch the file is written for; -1: symbolic
-  std::string symbol;  // the name of the batch dimension in the symbolic model
-  std::vector<std::pair<Value*, int>> inputs;              // the inputs that hold the batch, and their axes
-  std::unordered_map<const Value*, BatchAxis> axes;        // only of values that depend on the batch
-  std::map<std::string, MergeRule> outputs;                // how each output's parts come together
+  int64_t batch = -1;                                // the batch the file is written for; -1: symbolic
+  std::string symbol;                                // the name of the batch dimension in the symbolic model
+  std::vector<std::pair<Value*, int>> inputs;        // the inputs that hold the batch, and their axes
+  std::unordered_map<const Value*, BatchAxis> axes;  // only of values that depend on the batch
+  std::map<std::string, MergeRule> outputs;          // how each output's parts come together
   std::vector<std::string> notes;
   std::vector<std::function<void(BatchRewriter&)>> edits;  // what make_batch_symbolic does
 };
@@ -60,7 +69,8 @@ struct BatchFacts {
 // node when samples are mixed in an output, and an Error when no input has a batch. A file that is fixed at batch 1 has facts with batch 1,
 // every output merged by "same", and nothing else.
 BatchFacts analyse_batch(Model& model, const std::map<std::string, int>& batch_axes, const std::map<std::string, MergeRule>& merges);
-// Rewrites the model so that it takes any number of samples up to the one it was written for, and infers types again. Adds notes to the model.
+// Rewrites the model so that it takes any number of samples up to the one it was written for, and infers types again. Adds notes to the
+// model.
 void make_batch_symbolic(Model& model, const BatchFacts& facts);
 
 }  // namespace fretsaw

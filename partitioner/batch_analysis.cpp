@@ -18,13 +18,18 @@ bool is_one_of(const Node& node, std::initializer_list<const char*> ops) {
 bool broadcasts(const Node& node, const FactorRule& rule, size_t operand, size_t dim) {
   if (rule.inputs[operand][dim].size() != 1) return false;
   if (node.is("MatMul")) return dim + 2 < rule.inputs[operand].size();
-  return role_of(node) == Role::elementwise && !is_one_of(node, {"QuantizeLinear", "DequantizeLinear", "Cast", "CastLike", "BitCast", "Dropout"});
+  return role_of(node) == Role::elementwise &&
+         !is_one_of(node, {"QuantizeLinear", "DequantizeLinear", "Cast", "CastLike", "BitCast", "Dropout"});
 }
 
-std::string mixing_reason(const Factor& factor, bool in_output) {
+bool reduces(const Node& node) {
+  return role_of(node) == Role::reduction || role_of(node) == Role::normalisation;
+}
+
+std::string mixing_reason(const Node& node, const Factor& factor, bool in_output) {
   if (factor.kind == Factor::Kind::sum) return "the batch axis is summed over here";
-  if (!in_output) return "the batch axis is reduced here";
-  return "it looks at all samples of the batch together";
+  if (in_output) return "it looks at all samples of the batch together";
+  return reduces(node) ? "the batch axis is reduced here" : "it moves, adds or drops samples along the batch axis";
 }
 
 }  // namespace
@@ -55,7 +60,10 @@ void BatchAnalysis::visit(Node& node) {
   auto concerned = [&](Value* v) { return v && (axes.count(v) || sized(v)); };
   bool any = std::any_of(node.inputs.begin(), node.inputs.end(), concerned);
   for (Value* v : captures(node)) any |= concerned(v);
-  if (any) transfer(node);
+  if (any)
+    transfer(node);
+  else
+    complete_types(node);
   for (Value* out : node.outputs)
     if (out) name_dims(out);
   if (!any && node.out(0))
@@ -98,9 +106,9 @@ bool BatchAnalysis::special(Node& node) {
   if (!node.domain.empty()) return false;
   using Handler = void (BatchAnalysis::*)(Node&);
   static const std::map<std::string, Handler> handlers = {
-      {"Reshape", &BatchAnalysis::reshape},  {"Expand", &BatchAnalysis::expand}, {"ConstantOfShape", &BatchAnalysis::constant_of_shape},
-      {"Range", &BatchAnalysis::range},      {"Tile", &BatchAnalysis::tile},     {"Slice", &BatchAnalysis::slice},
-      {"Resize", &BatchAnalysis::resize},    {"If", &BatchAnalysis::branch},     {"Squeeze", &BatchAnalysis::squeeze},
+      {"Reshape", &BatchAnalysis::reshape}, {"Expand", &BatchAnalysis::expand}, {"ConstantOfShape", &BatchAnalysis::constant_of_shape},
+      {"Range", &BatchAnalysis::range},     {"Tile", &BatchAnalysis::tile},     {"Slice", &BatchAnalysis::slice},
+      {"Resize", &BatchAnalysis::resize},   {"If", &BatchAnalysis::branch},     {"Squeeze", &BatchAnalysis::squeeze},
   };
   if (auto it = handlers.find(node.op); it != handlers.end()) {
     (this->*it->second)(node);
@@ -108,6 +116,7 @@ bool BatchAnalysis::special(Node& node) {
   }
   if (node.is("Concat")) return concat(node);
   if (node.is("Split")) return split(node);
+  if (node.is("Gather")) return gather(node);
   if (node.is("GatherND")) return gather_nd(node);
   if (node.is("ScatterND")) return scatter_nd(node);
   return sequence(node);
@@ -123,7 +132,8 @@ DimProduct BatchAnalysis::product(const FactorRule& rule, const std::vector<int>
 }
 
 // In a dimension of factors s0 s1 ..., the batch may lie within one of them: s_j = outer' * batch * inner'.
-std::optional<BatchAnalysis::Place> BatchAnalysis::locate(const FactorRule& rule, const std::vector<int>& dim, const BatchAxis& batch) const {
+std::optional<BatchAnalysis::Place> BatchAnalysis::locate(const FactorRule& rule, const std::vector<int>& dim,
+                                                          const BatchAxis& batch) const {
   if (dim.size() == 1) return Place{dim[0], batch.outer, batch.inner};
   for (size_t j = 0; j < dim.size(); ++j) {
     auto outer = quotient(batch.outer, product(rule, dim, 0, j));
@@ -167,7 +177,7 @@ void BatchAnalysis::by_rule(Node& node, const FactorRule& rule, bool sizes_read)
     auto it = axes.find(v);
     if (it == axes.end()) continue;
     result.uniform &= it->second.uniform;
-    numbers |= !it->second.sample_number.empty();
+    numbers |= !it->second.sample_index.empty();
   }
   const OperatorRecord* record = find_operator(node.op, node.domain);
   if (record && record->random) {
@@ -175,23 +185,25 @@ void BatchAnalysis::by_rule(Node& node, const FactorRule& rule, bool sizes_read)
     has_random = true;
   }
   demand_rows(node, rule, place, result);
-  bool numbers_lost = numbers && !keeps_sample_numbers(node, result);
+  bool numbers_lost = numbers && !keeps_sample_index(node, result);
   set_outputs(node, rule, place, result);
   const Factor& factor = rule.factors[place.factor];
   bool in_output = false;
   for (const auto& out : rule.outputs)
     for (const auto& dim : out) in_output |= std::find(dim.begin(), dim.end(), place.factor) != dim.end();
-  if (factor.kind == Factor::Kind::sum && !in_output) throw Mixing{mixing_reason(factor, in_output), "sum", false};
-  if (factor.kind != Factor::Kind::parallel || !in_output) throw Mixing{mixing_reason(factor, in_output), partial_of(node, "mean"), false};
+  if (factor.kind == Factor::Kind::sum && !in_output) throw Mixing{mixing_reason(node, factor, in_output), "sum", false};
+  if (factor.kind != Factor::Kind::parallel || !in_output)
+    throw Mixing{mixing_reason(node, factor, in_output), partial_of(node, "mean"), false};
   if (numbers_lost) throw Mixing{"it uses the position of samples in the batch", "", false};
 }
 
 // What a mean over the batch is after `node`, or what the node makes of samples when it reduces them itself ("mean" is asked for then).
 std::string BatchAnalysis::partial_of(const Node& node, const std::string& partial) const {
   auto loss = [&] { return is_one_of(node, {"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"}); };
-  bool plain_mean = node.is("ReduceMean") || (loss() && node.get_string("reduction", "mean") == "mean" && !node.input(2) && !node.has("ignore_index"));
+  bool plain_mean =
+      node.is("ReduceMean") || (loss() && node.get_string("reduction", "mean") == "mean" && !node.input(2) && !node.has("ignore_index"));
   if (loss() && node.get_string("reduction", "mean") == "sum") return "sum";
-  return plain_mean ? partial : "";
+  return plain_mean ? partial : reduces(node) ? "other" : "";
 }
 
 void BatchAnalysis::demand_rows(Node& node, const FactorRule& rule, const Place& place, BatchAxis&) {
@@ -219,7 +231,7 @@ std::pair<Value*, int> BatchAnalysis::sample_source(const Node& node) const {
 
 void BatchAnalysis::narrow(Node& node, size_t operand, size_t dim, const DimProduct& outer, const DimProduct& inner, bool broadcast) {
   RowPattern rows = pattern(node.inputs[operand], dim, outer, inner);
-  if (rows.kind == RowPattern::Kind::sample_numbers) throw Mixing{"it uses the position of samples in the batch"};
+  if (rows.kind == RowPattern::Kind::sample_index) throw Mixing{"it uses the position of samples in the batch"};
   if (rows.kind == RowPattern::Kind::varying) throw Mixing{"its operand '" + node.inputs[operand]->name + "' " + rows.why};
   auto [like, like_dim] = sample_source(node);
   Node* n = &node;
@@ -231,9 +243,10 @@ void BatchAnalysis::narrow(Node& node, size_t operand, size_t dim, const DimProd
   }
 }
 
-std::vector<bool> BatchAnalysis::narrow_numbers(Node& node, size_t operand, size_t dim, const DimProduct& outer, const DimProduct& inner) {
+std::vector<SampleIndex> BatchAnalysis::narrow_index(Node& node, size_t operand, size_t dim, const DimProduct& outer,
+                                                     const DimProduct& inner) {
   RowPattern rows = pattern(node.inputs[operand], dim, outer, inner);
-  if (rows.kind != RowPattern::Kind::sample_numbers) {
+  if (rows.kind != RowPattern::Kind::sample_index) {
     narrow(node, operand, dim, outer, inner, false);
     return {};
   }
@@ -243,10 +256,29 @@ std::vector<bool> BatchAnalysis::narrow_numbers(Node& node, size_t operand, size
   return rows.columns;
 }
 
-// Operators that only move the numbers keep them; several columns only where the last dimension stays as it is.
-bool BatchAnalysis::keeps_sample_numbers(const Node& node, BatchAxis& result) const {
+// Operators that only move indices keep them, and sums and products with what is no index make others: sample * columns + column. Several
+// columns only where the last dimension stays as it is.
+bool BatchAnalysis::keeps_sample_index(const Node& node, BatchAxis& result) {
+  if (is_one_of(node, {"Mul", "Add"}) && node.inputs.size() == 2) {
+    size_t which = axis_of_value(node.input(0)).sample_index.empty() ? 1 : 0;
+    const std::vector<SampleIndex>& columns = axis_of_value(node.input(which)).sample_index;
+    const Value* other = node.input(1 - which);
+    if (columns.size() != 1 || !axis_of_value(other).sample_index.empty() || !columns[0].below.is_one()) return false;
+    SampleIndex index = columns[0];
+    if (node.is("Add")) {
+      auto bound = below(other);
+      if (!bound) return false;
+      index.below = *bound;
+    } else {
+      auto factor = contents(other);
+      if (!factor || factor->size() != 1 || (*factor)[0].number < 1) return false;
+      index.step = index.step * in_types((*factor)[0]);
+    }
+    result.sample_index = {index};
+    return true;
+  }
   if (!is_one_of(node, {"Unsqueeze", "Squeeze", "Reshape", "Flatten", "Expand", "Transpose", "Identity", "Cast", "Slice"})) return false;
-  const std::vector<bool>& columns = axis_of_value(node.input(0)).sample_number;
+  const std::vector<SampleIndex> columns = axis_of_value(node.input(0)).sample_index;
   if (node.is("Cast")) {
     auto to = static_cast<DType>(node.get_int("to", 0));
     if (to != DType::int64 && to != DType::int32) return false;
@@ -260,7 +292,7 @@ bool BatchAnalysis::keeps_sample_numbers(const Node& node, BatchAxis& result) co
       if (perm.empty() || perm.back() + 1 != static_cast<int64_t>(perm.size())) return false;
     }
   }
-  result.sample_number = columns;
+  result.sample_index = columns;
   return true;
 }
 
@@ -290,15 +322,16 @@ void BatchAnalysis::mix_outputs(Node& node, const Mixing& mixing) {
     BatchAxis& b = axes[out];
     b.mixed = cause;
     b.uniform = false;
-    b.sample_number.clear();
+    b.sample_index.clear();
     b.unknown_shape = mixing.unknown_shape;
     contents_.erase(out);
   }
 }
 
-// Outputs of a node with mixed operands are mixed by the node that mixed those. What they are as parts of a whole survives linear operators.
+// Outputs of a node with mixed operands are mixed by the node that mixed those. What they are as parts of a whole survives linear
+// operators.
 void BatchAnalysis::carry_mixed(Node& node, const MixedCause& cause) {
-  bool linear = is_one_of(node, {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Neg", "Slice", "Gather", "Cast"});
+  bool linear = is_one_of(node, {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Neg", "Cast"});
   int mixed_operands = 0;
   bool same = true;
   for (Value* v : node.inputs) {
@@ -309,20 +342,23 @@ void BatchAnalysis::carry_mixed(Node& node, const MixedCause& cause) {
   }
   bool first = node.input(0) && axes.count(node.input(0));
   linear |= node.is("Mul") && mixed_operands == 1;
+  linear |= is_one_of(node, {"Slice", "Gather"}) && mixed_operands == 1 && first;  // parts of it, at indices that are no partial results
   linear |= node.is("Div") && mixed_operands == 1 && first;
-  linear |= is_one_of(node, {"Add", "Sub", "Sum"}) && mixed_operands == static_cast<int>(node.inputs.size());
+  linear |= is_one_of(node, {"Add", "Sub", "Sum", "Concat"}) && mixed_operands == static_cast<int>(node.inputs.size());
   linear |= is_one_of(node, {"Add", "Sub"}) && cause.partial == "mean";
   linear |= is_one_of(node, {"ReduceSum", "ReduceMean"});
   if (node.is("Cast")) linear &= is_float(static_cast<DType>(node.get_int("to", 0)));
   MixedCause next = cause;
-  if (!linear || !same) next.partial.clear();
+  // A function of one partial result that is not linear is no partial result: the root of a mean, a sum plus a constant.
+  bool bends = !linear && mixed_operands == 1 && (role_of(node) == Role::elementwise || reduces(node));
+  if (cause.partial != "other" && (!linear || !same)) next.partial = bends && !cause.partial.empty() ? "other" : "";
   auto shared = std::make_shared<const MixedCause>(std::move(next));
   for (Value* out : node.outputs) {
     if (!out) continue;
     BatchAxis& b = axes[out];
     b.mixed = shared;
     b.uniform = false;
-    b.sample_number.clear();
+    b.sample_index.clear();
     contents_.erase(out);
   }
 }
@@ -349,6 +385,39 @@ void BatchAnalysis::set_shape(Value* value, const std::vector<DimProduct>& dims)
   Shape shape;
   for (const DimProduct& p : dims) shape.push_back(dim_of(in_types(p)));
   value->type = Type::tensor(value->type.dtype, std::move(shape));
+}
+
+// Dimensions of values without a batch that inference left open.
+void BatchAnalysis::complete_types(Node& node) {
+  auto open = [](const Value* v) {
+    if (!v || v->type.kind != Type::Kind::tensor) return false;
+    if (!v->type.shape) return true;
+    return std::any_of(v->type.shape->begin(), v->type.shape->end(), [](const Dim& d) { return !d.known() && d.symbol.empty(); });
+  };
+  if (std::none_of(node.outputs.begin(), node.outputs.end(), open)) return;
+  if (auto shape = made_shape(node)) return set_shape(node.out(0), *shape);
+  FactorRule rule = factor_rule(node);
+  if (rule.unknown.empty()) refine_outputs(node, &rule);
+}
+
+// A number that all elements are below, where they are known to be at least 0: positions 0 to s - 1 are below s.
+std::optional<DimProduct> BatchAnalysis::below(const Value* value, int depth) {
+  if (!value || depth > 20) return std::nullopt;
+  if (value->constant) {
+    auto ints = value->constant->is_missing() ? std::nullopt : int_values(*value->constant);
+    if (!ints || ints->empty() || *std::min_element(ints->begin(), ints->end()) < 0) return std::nullopt;
+    return DimProduct(*std::max_element(ints->begin(), ints->end()) + 1);
+  }
+  const Node* node = value->producer;
+  if (!node) return std::nullopt;
+  if (node->is("Range")) {
+    auto start = contents(node->input(0)), limit = contents(node->input(1)), step = contents(node->input(2));
+    bool counts = start && limit && step && (*start)[0] == DimProduct(0) && (*step)[0] == DimProduct(1);
+    return counts ? std::optional(in_types((*limit)[0])) : std::nullopt;
+  }
+  if (is_one_of(*node, {"Unsqueeze", "Squeeze", "Reshape", "Flatten", "Expand", "Transpose", "Identity", "Cast", "Slice"}))
+    return below(node->input(0), depth + 1);
+  return std::nullopt;
 }
 
 void BatchAnalysis::name_dims(Value* value) {

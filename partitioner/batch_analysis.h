@@ -20,9 +20,9 @@ bool mentions_batch(const Contents& contents);
 
 // What a value that does not depend on the batch looks like along a dimension that meets the batch.
 struct RowPattern {
-  enum class Kind : uint8_t { uniform, sample_numbers, varying } kind = Kind::varying;
-  std::vector<bool> columns;  // of sample_numbers: as BatchAxis::sample_number
-  std::string why;            // of varying
+  enum class Kind : uint8_t { uniform, sample_index, varying } kind = Kind::varying;
+  std::vector<SampleIndex> columns;  // of sample_index: as BatchAxis::sample_index
+  std::string why;                   // of varying
 };
 
 class BatchAnalysis {
@@ -66,11 +66,14 @@ class BatchAnalysis {
   // A value of the node, or else a graph input, that holds the plain batch, and the axis: where a rewrite takes its size from.
   std::pair<Value*, int> sample_source(const Node& node) const;
   void narrow(Node& node, size_t operand, size_t dim, const DimProduct& outer, const DimProduct& inner, bool broadcasts);
-  // As narrow, but the rows may also be the sample numbers; their columns.
-  std::vector<bool> narrow_numbers(Node& node, size_t operand, size_t dim, const DimProduct& outer, const DimProduct& inner);
-  bool keeps_sample_numbers(const Node& node, BatchAxis& result) const;
+  // As narrow, but the rows may also find the samples; their columns.
+  std::vector<SampleIndex> narrow_index(Node& node, size_t operand, size_t dim, const DimProduct& outer, const DimProduct& inner);
+  bool keeps_sample_index(const Node& node, BatchAxis& result);
+  std::optional<DimProduct> below(const Value* value, int depth = 0);  // a bound of a value that is at least 0
   void refine_outputs(Node& node, const FactorRule* rule);
   void set_shape(Value* value, const std::vector<DimProduct>& dims);
+  void complete_types(Node& node);
+  std::optional<std::vector<DimProduct>> made_shape(Node& node);  // of Reshape, Expand, ConstantOfShape, Range
   void name_dims(Value* value);
 
   // batch_shapes.cpp: operators that read a shape
@@ -86,7 +89,9 @@ class BatchAnalysis {
   // batch_indexing.cpp: operators that join, part and index
   bool concat(Node& node);  // false: by the rule
   bool split(Node& node);
+  bool gather(Node& node);
   bool gather_nd(Node& node);
+  void take_samples(Node& node, const BatchAxis& data, size_t operand, size_t last_dim, size_t column, size_t out_dim);
   bool scatter_nd(Node& node);
   bool sequence(Node& node);
   void branch(Node& node);
@@ -99,7 +104,7 @@ class BatchAnalysis {
   std::optional<Contents> evaluate_movement(const Node& node);
   bool sized(const Value* value);  // its contents mention the batch
   DimProduct fresh();
-  DimProduct in_types(const DimProduct& p) const;  // batch_symbol() replaced by the batch as types have it
+  DimProduct in_types(const DimProduct& p) const;    // batch_symbol() replaced by the batch as types have it
   std::vector<DimProduct> dims(const Value* value);  // as products; nameless ones get names
 
   RowPattern constant_pattern(const Value& value, size_t dim, int64_t rows, int64_t inner) const;

@@ -8,7 +8,9 @@ namespace {
 
 constexpr int64_t kLongest = 256;  // shapes and what is computed from them are short
 
-bool integral(DType t) { return is_integer(t) || t == DType::boolean; }
+bool integral(DType t) {
+  return is_integer(t) || t == DType::boolean;
+}
 
 // Comparisons hold for every size a symbol may have, which is at least 1.
 std::optional<int64_t> compare(const DimProduct& a, const DimProduct& b) {
@@ -55,7 +57,8 @@ std::optional<DimProduct> binary(const std::string& op, const DimProduct& a, con
 }
 
 bool is_binary(const std::string& op) {
-  for (const char* known : {"Add", "Sub", "Mul", "Div", "Max", "Min", "Mod", "And", "Or", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"})
+  for (const char* known :
+       {"Add", "Sub", "Mul", "Div", "Max", "Min", "Mod", "And", "Or", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"})
     if (op == known) return true;
   return false;
 }
@@ -70,7 +73,9 @@ std::optional<std::vector<int64_t>> numbers(const std::optional<Contents>& conte
   return result;
 }
 
-int64_t clamp_index(int64_t i, int64_t n) { return std::clamp<int64_t>(i < 0 ? i + n : i, 0, n); }
+int64_t clamp_index(int64_t i, int64_t n) {
+  return std::clamp<int64_t>(i < 0 ? i + n : i, 0, n);
+}
 
 }  // namespace
 
@@ -87,7 +92,9 @@ bool mentions_batch(const Contents& contents) {
   return std::any_of(contents.begin(), contents.end(), [](const DimProduct& p) { return mentions_batch(p); });
 }
 
-DimProduct BatchAnalysis::fresh() { return DimProduct("?" + std::to_string(++fresh_count_)); }
+DimProduct BatchAnalysis::fresh() {
+  return DimProduct("?" + std::to_string(++fresh_count_));
+}
 
 DimProduct BatchAnalysis::in_types(const DimProduct& p) const {
   if (!mentions_batch(p)) return p;
@@ -135,7 +142,8 @@ std::optional<Contents> BatchAnalysis::evaluate(Node& node) {
   if (y->type.shape && y->type.shape->size() > 1) return std::nullopt;
   for (Value* v : node.inputs)
     if (v && (axes.count(v) || !v->type.shape || v->type.shape->size() > 1)) return std::nullopt;
-  if (node.is("Where") || node.is("Not") || node.is("Neg") || (is_binary(node.op) && node.inputs.size() == 2)) return evaluate_elementwise(node);
+  if (node.is("Where") || node.is("Not") || node.is("Neg") || (is_binary(node.op) && node.inputs.size() == 2))
+    return evaluate_elementwise(node);
   return evaluate_movement(node);
 }
 
@@ -158,8 +166,10 @@ std::optional<Contents> BatchAnalysis::evaluate_elementwise(const Node& node) {
     batch = false;
     for (size_t o = 0; o < operands.size(); ++o) batch |= mentions_batch(at(o));
     if (node.is("Where")) {
-      if (at(0).is_number()) r = at(0).number != 0 ? at(1) : at(2);
-      else if (at(1) == at(2)) r = at(1);
+      if (at(0).is_number())
+        r = at(0).number != 0 ? at(1) : at(2);
+      else if (at(1) == at(2))
+        r = at(1);
     } else if (node.is("Not")) {
       if (at(0).is_number()) r = DimProduct(at(0).number == 0);
     } else if (node.is("Neg")) {
@@ -201,7 +211,8 @@ std::optional<Contents> BatchAnalysis::evaluate_movement(const Node& node) {
   }
   if (node.is("Slice")) {
     auto starts = argument(1), ends = argument(2), steps = argument(4);
-    if (!starts || !ends || starts->size() != 1 || ends->size() != 1 || (node.input(4) && (!steps || steps->size() != 1))) return std::nullopt;
+    if (!starts || !ends || starts->size() != 1 || ends->size() != 1 || (node.input(4) && (!steps || steps->size() != 1)))
+      return std::nullopt;
     int64_t step = steps ? (*steps)[0] : 1;
     if (step < 1) return std::nullopt;
     Contents part;

@@ -6,7 +6,9 @@
 namespace fretsaw {
 namespace {
 
-int64_t axis_from_front(int64_t axis, size_t rank) { return axis < 0 ? axis + static_cast<int64_t>(rank) : axis; }
+int64_t axis_from_front(int64_t axis, size_t rank) {
+  return axis < 0 ? axis + static_cast<int64_t>(rank) : axis;
+}
 
 }  // namespace
 
@@ -20,7 +22,7 @@ bool BatchAnalysis::concat(Node& node) {
     auto it = axes.find(v);
     if (it == axes.end()) continue;
     any |= it->second.holds_batch();
-    numbers |= !it->second.sample_number.empty();
+    numbers |= !it->second.sample_index.empty();
     along |= it->second.axis == axis;
   }
   if (!any || node.inputs.size() == 1) return false;
@@ -30,7 +32,7 @@ bool BatchAnalysis::concat(Node& node) {
     result.outer = 0;
     for (Value* v : node.inputs) {
       auto it = axes.find(v);
-      bool joins = it != axes.end() && it->second.axis == axis && it->second.outer.is_number() && it->second.sample_number.empty();
+      bool joins = it != axes.end() && it->second.axis == axis && it->second.outer.is_number() && it->second.sample_index.empty();
       if (!joins || (result.holds_batch() && !(it->second.inner == result.inner)))
         throw Mixing{"it joins samples with other data along the batch axis"};
       result.axis = static_cast<int>(axis);
@@ -51,25 +53,25 @@ bool BatchAnalysis::concat(Node& node) {
   bool last = axis + 1 == static_cast<int64_t>(rank);
   BatchAxis result;
   result.uniform = true;
-  std::vector<bool> columns;
+  std::vector<SampleIndex> columns;
   bool lost = false;
   for (size_t i = 0; i < node.inputs.size(); ++i) {
     Value* v = node.inputs[i];
     if (sized(v)) throw Mixing{"it computes with the size of the batch"};
     BatchAxis b = axis_of_value(v);
-    std::vector<bool> mine = b.sample_number;
+    std::vector<SampleIndex> mine = b.sample_index;
     if (!b.holds_batch()) {
       for (size_t d = 0; d < rule.inputs[i].size(); ++d) {
         const std::vector<int>& dim = rule.inputs[i][d];
         if (dim.empty() || dim[0] != place.factor) continue;
-        mine = narrow_numbers(node, i, d, place.outer, place.inner);
+        mine = narrow_index(node, i, d, place.outer, place.inner);
       }
     }
     result.uniform &= (b.uniform || !b.holds_batch()) && mine.empty();
     const Dim& width = v->type.shape->back();
     if (last && width.known()) {
       bool one = mine.size() == 1;
-      for (int64_t c = 0; c < width.value; ++c) columns.push_back(!mine.empty() && mine[one ? 0 : c]);
+      for (int64_t c = 0; c < width.value; ++c) columns.push_back(mine.empty() ? SampleIndex{} : mine[one ? 0 : c]);
       numbers |= !mine.empty();
     } else if (i == 0) {
       columns = mine;
@@ -79,7 +81,7 @@ bool BatchAnalysis::concat(Node& node) {
       numbers |= !mine.empty();
     }
   }
-  if (numbers && !lost) result.sample_number = columns;
+  if (numbers && !lost) result.sample_index = columns;
   set_outputs(node, rule, place, result);
   if (numbers && lost) throw Mixing{"it uses the position of samples in the batch", "", false};
   return true;
@@ -117,36 +119,59 @@ bool BatchAnalysis::split(Node& node) {
   return true;
 }
 
-// Data that holds the batch, indexed by the samples' own numbers: each sample finds itself.
-bool BatchAnalysis::gather_nd(Node& node) {
-  Value *data = node.input(0), *indices = node.input(1);
-  BatchAxis b = axis_of_value(data), index = axis_of_value(indices);
-  auto batch_dims = node.get_int("batch_dims", 0);
-  if (!b.holds_batch() || b.axis < batch_dims || !indices->type.shape || indices->type.shape->empty()) return false;
-  auto column = static_cast<size_t>(b.axis - batch_dims);
-  const Dim& tuple = indices->type.shape->back();
-  if (!tuple.known()) throw Mixing{"the length of its index tuples is not known"};
-  if (column >= static_cast<size_t>(tuple.value)) return false;
-  auto names_samples = [&](const std::vector<bool>& columns) { return !columns.empty() && columns[columns.size() == 1 ? 0 : column]; };
-  if (!b.outer.is_one() || !b.inner.is_one()) throw Mixing{"it picks samples by index"};
+// Data that holds the batch in a dimension that is indexed: right when every index finds its own sample. `operand` holds the indices,
+// `last_dim` is the number of its dimensions that go to the result, `out_dim` where they start there.
+void BatchAnalysis::take_samples(Node& node, const BatchAxis& data, size_t operand, size_t last_dim, size_t column, size_t out_dim) {
+  Value* indices = node.inputs[operand];
+  BatchAxis index = axis_of_value(indices);
+  auto finds = [&](const std::vector<SampleIndex>& columns) {
+    if (columns.empty() || !data.outer.is_one()) return false;
+    auto one = [&](const SampleIndex& i) {
+      bool within = quotient(data.inner, i.below).has_value() ||
+                    (data.inner.is_number() && i.below.is_number() && i.below.number <= data.inner.number);
+      return i.step == data.inner && within;
+    };
+    if (columns.size() == 1) return one(columns[0]);
+    bool tuples = node.is("GatherND");
+    return tuples ? one(columns.at(column)) : std::all_of(columns.begin(), columns.end(), one);
+  };
   if (!index.holds_batch()) {
-    for (size_t d = batch_dims; d + 1 < indices->type.shape->size(); ++d) {
+    for (size_t d = 0; d < last_dim && !index.holds_batch(); ++d) {
       RowPattern rows = pattern(indices, d, 1, 1);
-      if (rows.kind != RowPattern::Kind::sample_numbers || !names_samples(rows.columns)) continue;
+      if (rows.kind != RowPattern::Kind::sample_index || !finds(rows.columns)) continue;
       index.axis = static_cast<int>(d);
-      index.sample_number = narrow_numbers(node, 1, d, 1, 1);
-      break;
+      index.sample_index = narrow_index(node, operand, d, 1, 1);
     }
   }
-  if (!index.holds_batch() || !names_samples(index.sample_number)) throw Mixing{"it picks samples by index"};
+  if (!index.holds_batch() || !finds(index.sample_index)) throw Mixing{"it picks samples by index"};
   FactorRule rule = factor_rule(node);
   if (!rule.unknown.empty()) throw Mixing{"the batch axis cannot be followed through it: " + rule.unknown};
   refine_outputs(node, &rule);
   BatchAxis result;
-  result.axis = index.axis;
+  result.axis = index.axis + static_cast<int>(out_dim);
   result.outer = index.outer;
   result.inner = index.inner;
   axes[node.out(0)] = result;
+}
+
+bool BatchAnalysis::gather(Node& node) {
+  BatchAxis b = axis_of_value(node.input(0));
+  if (!b.holds_batch() || !node.input(0)->type.shape || !node.input(1)->type.shape || sized(node.input(1))) return false;
+  if (axis_from_front(node.get_int("axis", 0), node.input(0)->type.shape->size()) != b.axis) return false;
+  take_samples(node, b, 1, node.input(1)->type.shape->size(), 0, static_cast<size_t>(b.axis));
+  return true;
+}
+
+bool BatchAnalysis::gather_nd(Node& node) {
+  Value *data = node.input(0), *indices = node.input(1);
+  BatchAxis b = axis_of_value(data);
+  auto batch_dims = node.get_int("batch_dims", 0);
+  if (!b.holds_batch() || b.axis < batch_dims || !indices->type.shape || indices->type.shape->empty()) return false;
+  const Dim& tuple = indices->type.shape->back();
+  if (!tuple.known()) throw Mixing{"the length of its index tuples is not known"};
+  auto column = static_cast<size_t>(b.axis - batch_dims);
+  if (column >= static_cast<size_t>(tuple.value)) return false;
+  take_samples(node, b, 1, indices->type.shape->size() - 1, column, 0);
   return true;
 }
 
@@ -160,24 +185,29 @@ bool BatchAnalysis::scatter_nd(Node& node) {
   if (!index.holds_batch()) {  // constant indices that number the samples
     for (size_t d = 0; d + 1 < indices->type.shape->size() && !index.holds_batch(); ++d) {
       RowPattern rows = pattern(indices, d, 1, 1);
-      if (rows.kind != RowPattern::Kind::sample_numbers) continue;
+      if (rows.kind != RowPattern::Kind::sample_index) continue;
       index.axis = static_cast<int>(d);
-      index.sample_number = narrow_numbers(node, 1, d, 1, 1);
+      index.sample_index = narrow_index(node, 1, d, 1, 1);
     }
   }
-  if (index.sample_number.empty()) {
+  if (index.sample_index.empty()) {
     if (!b.holds_batch()) return false;
     throw Mixing{"it writes to samples by index"};
   }
   size_t column = tuple;
-  for (size_t c = 0; c < tuple; ++c)
-    if (index.sample_number[index.sample_number.size() == 1 ? 0 : c] && column == tuple) column = c;
-  bool matches = column < tuple && index.outer.is_one() && index.inner.is_one() && (!b.holds_batch() || static_cast<size_t>(b.axis) == column) &&
+  for (size_t c = 0; c < tuple; ++c) {
+    const SampleIndex& i = index.sample_index[index.sample_index.size() == 1 ? 0 : c];
+    if (i.step.is_one() && i.below.is_one() && column == tuple) column = c;
+  }
+  bool matches = column < tuple && index.outer.is_one() && index.inner.is_one() &&
+                 (!b.holds_batch() || static_cast<size_t>(b.axis) == column) &&
                  (!b.holds_batch() || (b.outer.is_one() && b.inner.is_one()));
   if (!matches) throw Mixing{"it writes to samples by index"};
   if (!b.holds_batch()) narrow(node, 0, column, 1, 1, false);
-  if (!update.holds_batch()) narrow(node, 2, index.axis, 1, 1, false);
-  else if (update.axis != index.axis || !update.outer.is_one() || !update.inner.is_one()) throw Mixing{"it writes to samples by index"};
+  if (!update.holds_batch())
+    narrow(node, 2, index.axis, 1, 1, false);
+  else if (update.axis != index.axis || !update.outer.is_one() || !update.inner.is_one())
+    throw Mixing{"it writes to samples by index"};
   FactorRule rule = factor_rule(node);
   if (rule.unknown.empty()) refine_outputs(node, &rule);
   BatchAxis result;
@@ -209,7 +239,7 @@ bool BatchAnalysis::sequence(Node& node) {
     common = b;
   }
   if (!common || !common->holds_batch()) return true;
-  common->sample_number.clear();
+  common->sample_index.clear();
   int64_t axis = node.get_int("axis", 0);
   if (joins) {
     bool added = node.get_int("new_axis", 0) != 0;
@@ -248,7 +278,7 @@ void BatchAnalysis::branch(Node& node) {
         throw Mixing{"its branches hold the batch in different dimensions"};
       if (common) {
         b.uniform &= common->uniform;
-        if (b.sample_number != common->sample_number) b.sample_number.clear();
+        if (b.sample_index != common->sample_index) b.sample_index.clear();
       }
       common = b;
     }

@@ -8,8 +8,9 @@
 namespace fretsaw {
 namespace {
 
-RowPattern varying(std::string why) { return {RowPattern::Kind::varying, {}, std::move(why)}; }
-
+RowPattern varying(std::string why) {
+  return {RowPattern::Kind::varying, {}, std::move(why)};
+}
 
 bool rows_equal(const Tensor& t, int64_t before, int64_t rows, int64_t row_elements) {
   if (t.dtype == DType::string) {
@@ -30,19 +31,30 @@ bool rows_equal(const Tensor& t, int64_t before, int64_t rows, int64_t row_eleme
   return true;
 }
 
-// Columns of the last dimension in which element (row r) is r; nullopt when a column is neither that nor the same for all rows.
-std::optional<std::vector<bool>> number_columns(const std::vector<int64_t>& v, int64_t before, int64_t rows, int64_t row_elements, int64_t columns) {
-  std::vector<bool> numbers(columns, true), equal(columns, true);
-  for (int64_t b = 0; b < before; ++b)
-    for (int64_t r = 0; r < rows; ++r)
-      for (int64_t e = 0; e < row_elements; ++e) {
-        int64_t x = v[(b * rows + r) * row_elements + e], first = v[b * rows * row_elements + e];
-        if (x != r) numbers[e % columns] = false;
-        if (x != first) equal[e % columns] = false;
+// What the columns of the last dimension find, where element (row r) is r * step + rest; nullopt when a column is neither that nor the same
+// for all rows. Columns that find the same are one.
+std::optional<std::vector<SampleIndex>> index_columns(const std::vector<int64_t>& v, int64_t before, int64_t rows, int64_t row_elements,
+                                                      int64_t columns) {
+  std::vector<SampleIndex> result(columns);
+  if (rows < 2) return std::nullopt;
+  for (int64_t c = 0; c < columns; ++c) {
+    int64_t step = v[row_elements + c] - v[c], most = 0;
+    if (step < 0) return std::nullopt;
+    for (int64_t b = 0; b < before; ++b)
+      for (int64_t e = c; e < row_elements; e += columns) {
+        int64_t rest = v[b * rows * row_elements + e];
+        if (step > 0 && (rest < 0 || rest >= step)) return std::nullopt;
+        most = std::max(most, rest);
+        for (int64_t r = 0; r < rows; ++r)
+          if (v[(b * rows + r) * row_elements + e] != r * step + rest) return std::nullopt;
       }
-  for (int64_t c = 0; c < columns; ++c)
-    if (!numbers[c] && !equal[c]) return std::nullopt;
-  return numbers;
+    if (step > 0) result[c] = {DimProduct(step), DimProduct(most + 1)};
+  }
+  bool alike = std::all_of(result.begin(), result.end(), [&](const SampleIndex& i) { return i.step == result[0].step; });
+  if (!alike || columns == 1) return result;
+  for (const SampleIndex& i : result) result[0].below.number = std::max(result[0].below.number, i.below.number);
+  result.resize(1);
+  return result;
 }
 
 }  // namespace
@@ -58,7 +70,7 @@ RowPattern BatchAnalysis::constant_pattern(const Value& value, size_t dim, int64
     auto ints = int_values(t);
     int64_t columns = dim + 1 < t.dims.size() ? t.dims.back() : 1;
     if (ints)
-      if (auto numbers = number_columns(*ints, before, rows, row_elements, columns)) return {RowPattern::Kind::sample_numbers, *numbers, ""};
+      if (auto numbers = index_columns(*ints, before, rows, row_elements, columns)) return {RowPattern::Kind::sample_index, *numbers, ""};
   }
   return varying("holds a different constant for each sample of the batch");
 }
@@ -68,7 +80,8 @@ RowPattern BatchAnalysis::produced_pattern(const Value& value, size_t dim, const
   std::string by = "is computed by '" + node.name + "' (" + node.op + "), ";
   if (node.is("Range")) {
     auto from = contents(node.input(0)), step = contents(node.input(2));
-    if (from && step && (*from)[0] == DimProduct(0) && (*step)[0] == DimProduct(1)) return {RowPattern::Kind::sample_numbers, {true}, ""};
+    if (from && step && (*from)[0] == DimProduct(0) && (*step)[0] == DimProduct(1))
+      return {RowPattern::Kind::sample_index, {{DimProduct(1), DimProduct(1)}}, ""};
   }
   const OperatorRecord* record = find_operator(node.op, node.domain);
   if (!record || record->random) return varying(by + "which is not known to give each sample the same");
@@ -92,10 +105,12 @@ RowPattern BatchAnalysis::produced_pattern(const Value& value, size_t dim, const
       auto at = std::find(dims.begin(), dims.end(), place->factor);
       if (at == dims.end()) continue;
       auto k = static_cast<size_t>(at - dims.begin());
-      RowPattern p = pattern(node.inputs[i], d, product(rule, dims, 0, k) * place->outer, place->inner * product(rule, dims, k + 1, dims.size()));
+      RowPattern p =
+          pattern(node.inputs[i], d, product(rule, dims, 0, k) * place->outer, place->inner * product(rule, dims, k + 1, dims.size()));
       if (p.kind == RowPattern::Kind::varying) return p;
-      if (p.kind == RowPattern::Kind::sample_numbers) {
-        bool moves = i == 0 && p.columns.size() == 1 && (node.is("Unsqueeze") || node.is("Reshape") || node.is("Cast") || node.is("Expand") || node.is("Identity"));
+      if (p.kind == RowPattern::Kind::sample_index) {
+        bool moves = i == 0 && p.columns.size() == 1 &&
+                     (node.is("Unsqueeze") || node.is("Reshape") || node.is("Cast") || node.is("Expand") || node.is("Identity"));
         return moves ? p : varying(by + "from the numbers of the samples");
       }
       found = true;

@@ -21,7 +21,9 @@ TensorPtr first_rows_of(const Tensor& t, size_t dim, int64_t rows) {
   return result;
 }
 
-bool can_copy(const Tensor& t) { return t.dtype != DType::string && bits_of(t.dtype) >= 8 && !t.is_missing() && t.data; }
+bool can_copy(const Tensor& t) {
+  return t.dtype != DType::string && bits_of(t.dtype) >= 8 && !t.is_missing() && t.data;
+}
 
 }  // namespace
 
@@ -53,14 +55,16 @@ Value* BatchRewriter::narrowed(Node& before, Value* value, size_t dim, int64_t r
   if (value->constant && can_copy(*value->constant)) {
     auto key = std::make_tuple(value, dim, rows);
     auto [it, fresh] = narrowed_.emplace(key, nullptr);
-    if (fresh) it->second = value->graph->add_constant(value->graph->fresh_name(value->name + "/rows"), first_rows_of(*value->constant, dim, rows));
+    if (fresh)
+      it->second = value->graph->add_constant(value->graph->fresh_name(value->name + "/rows"), first_rows_of(*value->constant, dim, rows));
     return it->second;
   }
   Type type = value->type;
   if (type.shape) (*type.shape)[dim] = Dim(rows);
-  return add(before, "Slice",
-             {value, constant(before, {0}, "starts"), constant(before, {rows}, "ends"), constant(before, {static_cast<int64_t>(dim)}, "axes")}, {},
-             std::move(type), value->name + "/rows");
+  return add(
+      before, "Slice",
+      {value, constant(before, {0}, "starts"), constant(before, {rows}, "ends"), constant(before, {static_cast<int64_t>(dim)}, "axes")}, {},
+      std::move(type), value->name + "/rows");
 }
 
 void BatchRewriter::first_rows(Node& node, size_t operand, size_t dim, int64_t inner) {
@@ -88,11 +92,13 @@ void BatchRewriter::equal_rows(Node& node, size_t operand, size_t dim, int64_t i
 void BatchRewriter::leading_rows(Node& node, size_t operand, size_t dim, int64_t inner, Value* like, int like_dim) {
   Value* value = node.inputs[operand];
   Value* end = batch_of(node, like, like_dim);
-  if (inner != 1) end = add(node, "Mul", {end, constant(node, {inner}, "rows")}, {}, Type::tensor(DType::int64, Shape{Dim(1)}), "batch_rows");
+  if (inner != 1)
+    end = add(node, "Mul", {end, constant(node, {inner}, "rows")}, {}, Type::tensor(DType::int64, Shape{Dim(1)}), "batch_rows");
   Type type = value->type;
   (*type.shape)[dim] = inner == 1 ? Dim(facts_.symbol) : dim_of(DimProduct(inner) * DimProduct(facts_.symbol));
-  node.inputs[operand] = add(node, "Slice", {value, constant(node, {0}, "starts"), end, constant(node, {static_cast<int64_t>(dim)}, "axes")}, {},
-                             std::move(type), value->name + "/batch");
+  node.inputs[operand] =
+      add(node, "Slice", {value, constant(node, {0}, "starts"), end, constant(node, {static_cast<int64_t>(dim)}, "axes")}, {},
+          std::move(type), value->name + "/batch");
 }
 
 void BatchRewriter::set_constant(Node& node, size_t operand, const std::vector<int64_t>& values) {
@@ -110,16 +116,18 @@ void BatchRewriter::shape_element(Node& node, size_t operand, size_t k, size_t l
   auto part = [&](size_t first, size_t last) {
     if (first >= last) return;
     Type type = Type::tensor(DType::int64, Shape{Dim(static_cast<int64_t>(last - first))});
-    parts.push_back(add(node, "Slice",
-                        {shape, constant(node, {static_cast<int64_t>(first)}, "starts"), constant(node, {static_cast<int64_t>(last)}, "ends")}, {},
-                        std::move(type), shape->name + "/part"));
+    parts.push_back(
+        add(node, "Slice",
+            {shape, constant(node, {static_cast<int64_t>(first)}, "starts"), constant(node, {static_cast<int64_t>(last)}, "ends")}, {},
+            std::move(type), shape->name + "/part"));
   };
   part(0, k);
   parts.push_back(element);
   part(k + 1, length);
-  node.inputs[operand] = parts.size() == 1 ? element
-                                           : add(node, "Concat", parts, {{"axis", int64_t{0}, "", ""}},
-                                                 Type::tensor(DType::int64, Shape{Dim(static_cast<int64_t>(length))}), shape->name + "/any_batch");
+  node.inputs[operand] = parts.size() == 1
+                             ? element
+                             : add(node, "Concat", parts, {{"axis", int64_t{0}, "", ""}},
+                                   Type::tensor(DType::int64, Shape{Dim(static_cast<int64_t>(length))}), shape->name + "/any_batch");
 }
 
 void BatchRewriter::finish() {

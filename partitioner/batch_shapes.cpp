@@ -8,10 +8,14 @@ namespace fretsaw {
 namespace {
 
 // The whole dimension, as the contents of a shape tensor have it.
-DimProduct batch_dim(const BatchAxis& b) { return b.outer * batch_symbol() * b.inner; }
+DimProduct batch_dim(const BatchAxis& b) {
+  return b.outer * batch_symbol() * b.inner;
+}
 
 // The multiple of the batch that `p` is; nullopt when it is none.
-std::optional<DimProduct> times_of_batch(const DimProduct& p) { return mentions_batch(p) ? quotient(p, batch_symbol()) : std::nullopt; }
+std::optional<DimProduct> times_of_batch(const DimProduct& p) {
+  return mentions_batch(p) ? quotient(p, batch_symbol()) : std::nullopt;
+}
 
 std::optional<std::vector<int64_t>> all_numbers(const std::vector<DimProduct>& dims) {
   std::vector<int64_t> result;
@@ -48,37 +52,55 @@ void BatchAnalysis::shape_of(Node& node) {
   contents_[node.out(0)] = start < end ? Contents(all.begin() + start, all.begin() + end) : Contents{};
 }
 
+// The dimensions of a result whose shape is given, as types have them; nullopt when they are not known.
+std::optional<std::vector<DimProduct>> BatchAnalysis::made_shape(Node& node) {
+  bool reshape = node.is("Reshape"), expand = node.is("Expand");
+  std::vector<DimProduct> to;
+  if (node.is("Range")) {
+    auto start = contents(node.input(0)), limit = contents(node.input(1)), delta = contents(node.input(2));
+    bool counts = start && limit && delta && (*start)[0] == DimProduct(0) && (*delta)[0] == DimProduct(1);
+    if (!counts || (*limit)[0].number < 0) return std::nullopt;
+    return std::vector<DimProduct>{in_types((*limit)[0])};
+  }
+  if (!reshape && !expand && !node.is("ConstantOfShape")) return std::nullopt;
+  auto target = contents(node.input(reshape || expand ? 1 : 0));
+  if (!target) return std::nullopt;
+  for (const DimProduct& p : *target) to.push_back(in_types(p));
+  if (node.is("ConstantOfShape")) return to;
+  if (!node.input(0)->type.shape) return std::nullopt;
+  std::vector<DimProduct> from = dims(node.input(0));
+  if (expand) {
+    while (to.size() < from.size()) to.insert(to.begin(), DimProduct(1));
+    for (size_t k = 0; k < from.size(); ++k)
+      if (!from[k].is_one()) to[to.size() - from.size() + k] = from[k];
+    return to;
+  }
+  bool zero_copies = node.get_int("allowzero", 0) == 0;
+  DimProduct known(1), total(1);
+  int open = -1;
+  for (const DimProduct& p : from) total = total * p;
+  for (size_t k = 0; k < to.size(); ++k) {
+    if (to[k] == DimProduct(0) && zero_copies && k < from.size()) to[k] = from[k];
+    if (to[k] == DimProduct(-1))
+      open = static_cast<int>(k);
+    else
+      known = known * to[k];
+  }
+  if (open >= 0) {
+    auto rest = quotient(total, known);
+    to[open] = rest ? *rest : fresh();
+  }
+  return to;
+}
+
 void BatchAnalysis::reshape(Node& node) {
   Value *x = node.input(0), *y = node.out(0);
-  auto target = contents(node.input(1));
   if (!axis_of_value(x).holds_batch()) {
     if (axes.count(x)) return by_rule(node, factor_rule(node), true);  // mixed, and the batch is in no dimension of it
     throw Mixing{"it gives a constant the size of the batch"};
   }
-  std::vector<DimProduct> from = dims(x);
-  if (target) {
-    bool zero_copies = node.get_int("allowzero", 0) == 0;
-    std::vector<DimProduct> to;
-    DimProduct known(1), total(1);
-    int open = -1;
-    for (const DimProduct& p : from) total = total * in_types(p);
-    for (size_t k = 0; k < target->size(); ++k) {
-      DimProduct p = in_types((*target)[k]);
-      if (p == DimProduct(0) && zero_copies && k < from.size()) p = in_types(from[k]);
-      if (p == DimProduct(-1)) {
-        open = static_cast<int>(k);
-        p = DimProduct(1);
-      }
-      to.push_back(p);
-      known = known * p;
-    }
-    if (open >= 0) {
-      auto rest = quotient(total, known);
-      to[open] = rest ? *rest : fresh();
-    }
-    bool inferred = y->type.shape && y->type.shape->size() == to.size() && is_static(*y->type.shape);
-    if (!inferred) set_shape(y, to);
-  }
+  if (auto to = made_shape(node); to && !(y->type.shape && y->type.shape->size() == to->size() && is_static(*y->type.shape)))
+    set_shape(y, *to);
   by_rule(node, factor_rule(node), true);
   check_reshape_target(node);
 }
@@ -112,11 +134,16 @@ void BatchAnalysis::check_reshape_target(Node& node) {
     for (size_t d = 0; d < out.size(); ++d) {
       const DimProduct& e = (*target)[d];
       bool keep = copies(d) && from.axis != static_cast<int>(d);
-      if (d == k) fixed.push_back(-1);
-      else if (keep) fixed.push_back(0);
-      else if (out[d].is_number()) fixed.push_back(out[d].number);
-      else if (e == DimProduct(-1) || !e.is_number()) break;
-      else fixed.push_back(e.number);
+      if (d == k)
+        fixed.push_back(-1);
+      else if (keep)
+        fixed.push_back(0);
+      else if (out[d].is_number())
+        fixed.push_back(out[d].number);
+      else if (e == DimProduct(-1) || !e.is_number())
+        break;
+      else
+        fixed.push_back(e.number);
     }
     if (fixed.size() == out.size()) {
       edits.push_back([=](BatchRewriter& r) { r.set_constant(*n, 1, fixed); });
@@ -126,7 +153,8 @@ void BatchAnalysis::check_reshape_target(Node& node) {
     auto [like, like_dim] = sample_source(node);
     if (!times.is_number() || copies(k)) throw Mixing{kUnknownTarget};
     size_t length = out.size();
-    edits.push_back([=, like = like, like_dim = like_dim](BatchRewriter& r) { r.shape_element(*n, 1, k, length, times.number, like, like_dim); });
+    edits.push_back(
+        [=, like = like, like_dim = like_dim](BatchRewriter& r) { r.shape_element(*n, 1, k, length, times.number, like, like_dim); });
     return;
   }
   std::vector<DimProduct> rest = out;
@@ -141,14 +169,13 @@ void BatchAnalysis::expand(Node& node) {
   auto target = contents(node.input(1));
   BatchAxis b = axis_of_value(x);
   if (!target) throw Mixing{kUnknownTarget};
-  std::vector<DimProduct> from = dims(x), to;
+  std::vector<DimProduct> from = dims(x);
   size_t n = std::max(from.size(), target->size());
   auto source = [&](size_t k) { return k + from.size() >= n ? from[k + from.size() - n] : DimProduct(1); };
   auto wanted = [&](size_t k) { return k + target->size() >= n ? (*target)[k + target->size() - n] : DimProduct(1); };
   int batch_dim_out = b.holds_batch() ? b.axis + static_cast<int>(n - from.size()) : -1, sized_dim = -1;
   for (size_t k = 0; k < n; ++k) {
-    DimProduct s = in_types(source(k)), w = wanted(k);
-    to.push_back(static_cast<int>(k) == batch_dim_out || !s.is_one() ? s : in_types(w));
+    DimProduct w = wanted(k);
     if (!mentions_batch(w)) continue;
     if (static_cast<int>(k) == batch_dim_out) {
       if (w != batch_dim(b)) throw Mixing{"it expands the batch axis to another size"};
@@ -157,7 +184,7 @@ void BatchAnalysis::expand(Node& node) {
     if (sized_dim >= 0 || b.holds_batch()) throw Mixing{"it pairs every sample of the batch with every other"};
     sized_dim = static_cast<int>(k);
   }
-  if (!(y->type.shape && y->type.shape->size() == n && is_static(*y->type.shape))) set_shape(y, to);
+  if (!(y->type.shape && y->type.shape->size() == n && is_static(*y->type.shape))) set_shape(y, *made_shape(node));
   if (b.holds_batch()) {
     auto k = static_cast<size_t>(batch_dim_out);
     DimProduct w = wanted(k);
@@ -170,8 +197,8 @@ void BatchAnalysis::expand(Node& node) {
       edits.push_back([=, fixed = *fixed](BatchRewriter& r) { r.set_constant(*at, 1, fixed); });
     }
     BatchAxis result = b;
-    result.sample_number.clear();
-    bool kept = b.sample_number.empty() || keeps_sample_numbers(node, result);
+    result.sample_index.clear();
+    bool kept = b.sample_index.empty() || keeps_sample_index(node, result);
     result.axis = batch_dim_out;
     axes[y] = result;
     if (!kept) throw Mixing{"it uses the position of samples in the batch", "", false};
@@ -184,8 +211,8 @@ void BatchAnalysis::expand(Node& node) {
   result.inner = *times_of_batch(wanted(k));
   result.uniform = true;
   if (!source(k).is_one()) {  // a constant written for one batch
-    std::vector<bool> columns = narrow_numbers(node, 0, k + from.size() - n, 1, result.inner);
-    result.sample_number = columns;
+    std::vector<SampleIndex> columns = narrow_index(node, 0, k + from.size() - n, 1, result.inner);
+    result.sample_index = columns;
     result.uniform = columns.empty();
   }
   axes[y] = result;
@@ -214,7 +241,7 @@ void BatchAnalysis::range(Node& node) {
     throw Mixing{"it computes with the size of the batch"};
   BatchAxis result;
   result.axis = 0;
-  result.sample_number = {true};
+  result.sample_index = {{DimProduct(1), DimProduct(1)}};
   set_shape(node.out(0), {batch_symbol()});
   axes[node.out(0)] = result;
 }
@@ -243,7 +270,8 @@ void BatchAnalysis::slice(Node& node) {
   BatchAxis b = axis_of_value(x);
   std::vector<DimProduct> from = dims(x);
   auto starts = contents(node.input(1)), ends = contents(node.input(2)), over = contents(node.input(3)), steps = contents(node.input(4));
-  if (!starts || !ends || (node.input(3) && !over) || (node.input(4) && !steps)) throw Mixing{"its bounds are computed in a way that cannot be followed"};
+  if (!starts || !ends || (node.input(3) && !over) || (node.input(4) && !steps))
+    throw Mixing{"its bounds are computed in a way that cannot be followed"};
   BatchAxis result = b;
   std::vector<bool> cut(from.size(), false);
   for (size_t k = 0; k < starts->size(); ++k) {
@@ -254,12 +282,13 @@ void BatchAnalysis::slice(Node& node) {
     bool step_one = !steps || (*steps)[k].is_one(), from_start = (*starts)[k] == DimProduct(0);
     const DimProduct& end = (*ends)[k];
     bool here = b.axis == axis;
-    bool huge = end.is_number() && (end.number >= std::numeric_limits<int32_t>::max() ||
-                                    (from[axis].is_number() && end.number >= from[axis].number));
+    bool huge = end.is_number() &&
+                (end.number >= std::numeric_limits<int32_t>::max() || (from[axis].is_number() && end.number >= from[axis].number));
     bool all = step_one && from_start && (huge || (here && end == batch_dim(b)));
     cut[axis] = !all;
     if (here && !all) throw Mixing{"it takes some of the samples"};
-    if (mentions_batch((*starts)[k]) || (mentions_batch(end) && !here && b.holds_batch())) throw Mixing{"it computes with the size of the batch"};
+    if (mentions_batch((*starts)[k]) || (mentions_batch(end) && !here && b.holds_batch()))
+      throw Mixing{"it computes with the size of the batch"};
     if (here || !mentions_batch(end)) continue;
     // As many rows of a constant as there are samples.
     auto times = times_of_batch(end);
@@ -272,16 +301,18 @@ void BatchAnalysis::slice(Node& node) {
     result.axis = static_cast<int>(axis);
     result.inner = *times;
     result.uniform = rows.kind == RowPattern::Kind::uniform;
-    result.sample_number = rows.columns;
+    result.sample_index = rows.columns;
   }
   if (!y->type.shape) y->type = Type::tensor(y->type.dtype, Shape(from.size()));
   for (size_t d = 0; d < from.size() && d < y->type.shape->size(); ++d) {
     Dim& dim = (*y->type.shape)[d];
-    if (!dim.known() && dim.symbol.empty() && static_cast<int>(d) == result.axis) dim = dim_of(in_types(batch_dim(result)));
-    else if (!dim.known() && dim.symbol.empty() && !cut[d]) dim = dim_of(in_types(from[d]));
+    if (!dim.known() && dim.symbol.empty() && static_cast<int>(d) == result.axis)
+      dim = dim_of(in_types(batch_dim(result)));
+    else if (!dim.known() && dim.symbol.empty() && !cut[d])
+      dim = dim_of(in_types(from[d]));
   }
   if (!result.holds_batch()) return;  // what it takes has to do with no sample
-  bool kept = b.sample_number.empty() || keeps_sample_numbers(node, result);
+  bool kept = b.sample_index.empty() || keeps_sample_index(node, result);
   axes[y] = result;
   if (!kept) throw Mixing{"it uses the position of samples in the batch", "", false};
 }
@@ -335,8 +366,8 @@ void BatchAnalysis::resize(Node& node) {
     });
   }
   axes[node.out(0)] = b;
-  if (!b.sample_number.empty()) {
-    axes[node.out(0)].sample_number.clear();
+  if (!b.sample_index.empty()) {
+    axes[node.out(0)].sample_index.clear();
     throw Mixing{"it uses the position of samples in the batch", "", false};
   }
 }

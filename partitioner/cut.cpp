@@ -5,26 +5,44 @@
 #include <cmath>
 #include <deque>
 #include <limits>
+#include <span>
 
 namespace fretsaw {
 namespace {
 
 constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 
+// Values by a unit of theirs, one after another in memory.
+class Lists {
+ public:
+  Lists() = default;
+  Lists(size_t units, const std::vector<CutValue>& values, int CutValue::* unit) : first_(units + 1, 0), values_(values.size()) {
+    for (const CutValue& v : values) ++first_[static_cast<size_t>(v.*unit) + 1];
+    for (size_t i = 1; i < first_.size(); ++i) first_[i] += first_[i - 1];
+    std::vector<size_t> next(first_.begin(), first_.end() - 1);
+    for (const CutValue& v : values) values_[next[static_cast<size_t>(v.*unit)]++] = v;
+  }
+  std::span<const CutValue> operator[](int unit) const {
+    auto u = static_cast<size_t>(unit);
+    return {values_.data() + first_[u], first_[u + 1] - first_[u]};
+  }
+
+ private:
+  std::vector<size_t> first_;
+  std::vector<CutValue> values_;
+};
+
 class Cutter {
  public:
   explicit Cutter(const CutProblem& problem) : p_(problem), n_(static_cast<int>(problem.time_us.size())) {
     auto n = static_cast<size_t>(n_);
-    made_.resize(n);
-    ends_.resize(n);
+    made_ = Lists(n, problem.values, &CutValue::made_by);
+    ends_ = Lists(n, problem.values, &CutValue::last_used_by);
     live_.assign(n + 2, 0);
     active_.assign(n + 1, 0);
     prefix_.assign(n + 1, 0);
     for (size_t i = 0; i < n; ++i) prefix_[i + 1] = prefix_[i] + problem.time_us[i];
-    for (size_t v = 0; v < problem.values.size(); ++v) {
-      const CutValue& value = problem.values[v];
-      made_[static_cast<size_t>(value.made_by)].push_back(static_cast<int>(v));
-      ends_[static_cast<size_t>(value.last_used_by)].push_back(static_cast<int>(v));
+    for (const CutValue& value : problem.values) {
       auto bytes = static_cast<double>(value.bytes);
       live_[static_cast<size_t>(value.made_by) + 1] += bytes;
       live_[static_cast<size_t>(value.last_used_by) + 1] -= bytes;
@@ -44,8 +62,8 @@ class Cutter {
   double sent(int begin, int end) const {
     double bytes = 0;
     for (int u = begin; u < end; ++u)
-      for (int v : made_[static_cast<size_t>(u)])
-        if (p_.values[static_cast<size_t>(v)].last_used_by >= end) bytes += static_cast<double>(p_.values[static_cast<size_t>(v)].bytes);
+      for (const CutValue& v : made_[u])
+        if (v.last_used_by >= end) bytes += static_cast<double>(v.bytes);
     return bytes;
   }
 
@@ -127,13 +145,13 @@ class Cutter {
     double passing = 0;  // bytes made before `begin` and used at or after `end`
     for (int end = 1; end <= n_; ++end) {
       if (begin >= 0)
-        for (int v : ends_[static_cast<size_t>(end) - 1])
-          if (p_.values[static_cast<size_t>(v)].made_by < begin) passing -= static_cast<double>(p_.values[static_cast<size_t>(v)].bytes);
+        for (const CutValue& v : ends_[end - 1])
+          if (v.made_by < begin) passing -= static_cast<double>(v.bytes);
       if (limited) add_unit(window, end - 1);
       if (from[static_cast<size_t>(end) - 1]) {
         for (int u = std::max(begin, 0); u < end - 1; ++u) {
-          for (int v : made_[static_cast<size_t>(u)])
-            if (p_.values[static_cast<size_t>(v)].last_used_by >= end) passing += static_cast<double>(p_.values[static_cast<size_t>(v)].bytes);
+          for (const CutValue& v : made_[u])
+            if (v.last_used_by >= end) passing += static_cast<double>(v.bytes);
           if (limited) drop_unit(window, u);
         }
         begin = end - 1;
@@ -152,8 +170,8 @@ class Cutter {
     ++stamp_;
     seen_.resize(p_.weight_bytes.size(), 0);
     for (int begin = end - 1; begin >= 0; --begin) {
-      for (int v : made_[static_cast<size_t>(begin)])
-        if (p_.values[static_cast<size_t>(v)].last_used_by >= end) bytes += static_cast<double>(p_.values[static_cast<size_t>(v)].bytes);
+      for (const CutValue& v : made_[begin])
+        if (v.last_used_by >= end) bytes += static_cast<double>(v.bytes);
       double us = stage_us(begin, end, bytes);
       if (us > limit_us) return;
       if (memory < kNoLimit) {
@@ -178,7 +196,7 @@ class Cutter {
 
   const CutProblem& p_;
   int n_;
-  std::vector<std::vector<int>> made_, ends_;  // values by the unit that makes them, and by their last user
+  Lists made_, ends_;                          // values by the unit that makes them, and by their last user
   std::vector<double> live_;                   // [end]: bytes made before `end` and used at or after it
   std::vector<double> active_;                 // [unit]: bytes alive while it runs
   std::vector<double> prefix_;                 // of time
@@ -198,6 +216,13 @@ std::optional<Cut> find_cut(const CutProblem& problem) {
   double high = cutter.slowest(best), low = cutter.total_us() / problem.stages;
   for (double t : problem.time_us) low = std::max(low, t);
   low *= 1 - 1e-9;
+  for (double over = 1.001; low * over < high; over += (over - 1) * 3) {  // mostly the optimum is close to an even division
+    std::vector<int> found = cutter.within(low * over, memory);
+    if (found.empty()) continue;
+    best = std::move(found);
+    high = cutter.slowest(best);
+    break;
+  }
   while (high - low > 1e-7 * high) {
     double middle = (low + high) / 2;
     std::vector<int> found = cutter.within(middle, memory);

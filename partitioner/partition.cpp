@@ -53,7 +53,7 @@ void note_assumptions(const Graph& graph, std::vector<std::string>& notes) {
       if (!d.known()) names.insert((d.symbol.empty() ? fmt::format("{}[{}]", v->name, k) : d.symbol) + "=1");
     }
   }
-  if (!names.empty()) notes.push_back(fmt::format("costs assumed {}", fmt::join(names, ", ")));
+  if (!names.empty()) notes.push_back(fmt::format("unknown dimensions count as 1 in times and sizes: assumed {}", fmt::join(names, ", ")));
 }
 
 void describe_borders(const Graph& graph, const BatchFacts& facts, Plan& plan) {
@@ -86,22 +86,54 @@ BatchFacts divide_batch(Model& model, const PartitionOptions& options) {
   return facts;
 }
 
-// A copy of a model whose batch was made symbolic, with the sizes of the largest micro-batch: what costs are computed on. Nodes stand at the same
-// positions.
-Model at_micro_batch_size(const Model& model, const BatchFacts& facts, const std::map<std::string, Dims>& whole, int parts) {
+// A likely size of an input's dimension that has no number: one sample, a sentence of 128, an image of 224. Where two dimensions have one symbol
+// they get one size.
+int64_t likely_size(const Shape& shape, size_t axis, std::map<std::string, int64_t>& sizes) {
+  const Dim& d = shape[axis];
+  if (d.known()) return d.value;
+  int64_t likely = axis == 0 ? 1 : shape.size() == 4 && axis >= 2 ? 224 : shape.size() <= 3 ? 128 : 16;
+  if (d.symbol.empty()) return likely;
+  return sizes.try_emplace(d.symbol, likely).first->second;
+}
+
+// A copy of the model whose inputs have numbers for sizes: what the cut is balanced for. Nodes stand at the same positions. With a batch that was
+// made symbolic they are those of the largest micro-batch.
+Model at_likely_sizes(const Model& model, const BatchFacts& facts, const std::map<std::string, Dims>& whole, int parts, std::vector<std::string>& notes) {
   Model sized = clone(model);
   std::map<std::string, Dims> shapes;
-  for (const auto& [value, axis] : facts.inputs) {
-    auto it = whole.find(value->name);
-    if (it == whole.end() || axis < 0) continue;
-    Dims dims = it->second;
-    int64_t& d = dims[static_cast<size_t>(axis)];
-    d = d / facts.batch * ((facts.batch + parts - 1) / parts);
-    shapes[value->name] = dims;
+  std::map<std::string, int64_t> sizes;
+  for (const Value* v : sized.graph->inputs) {
+    if (!v->type.shape || is_static(*v->type.shape)) continue;
+    Dims& dims = shapes[v->name];
+    for (size_t k = 0; k < v->type.shape->size(); ++k) dims.push_back(likely_size(*v->type.shape, k, sizes));
   }
+  if (facts.batch > 0)
+    for (const auto& [value, axis] : facts.inputs) {
+      auto it = whole.find(value->name);
+      if (it == whole.end() || axis < 0) continue;
+      Dims dims = it->second;
+      int64_t& d = dims[static_cast<size_t>(axis)];
+      d = d / facts.batch * ((facts.batch + parts - 1) / parts);
+      shapes[value->name] = dims;
+      sizes.erase(facts.symbol);
+    }
   set_input_shapes(sized, shapes);
   infer_shapes(sized);
+  std::vector<std::string> assumed;
+  for (const auto& [symbol, size] : sizes)
+    if (size != 1) assumed.push_back(fmt::format("{}={}", symbol, size));
+  if (!assumed.empty()) notes.push_back(fmt::format("the cut is balanced for {}; --shape fixes other sizes", fmt::join(assumed, ", ")));
   return sized;
+}
+
+// Whether all that is not known of the inputs is sizes that count as 1 anyway.
+bool ones_suffice(const Graph& graph) {
+  std::map<std::string, int64_t> sizes;
+  for (const Value* v : graph.inputs)
+    if (v->type.shape)
+      for (size_t k = 0; k < v->type.shape->size(); ++k)
+        if (!(*v->type.shape)[k].known() && likely_size(*v->type.shape, k, sizes) != 1) return false;
+  return true;
 }
 
 std::map<std::string, Dims> static_inputs(const Graph& graph) {
@@ -120,14 +152,14 @@ Error too_many_stages(int wanted, size_t possible, const std::string& tied_by) {
   return Error(fmt::format("{} stages are asked for and {} {} possible{}", wanted, possible, possible == 1 ? "is" : "are", why), "use fewer stages");
 }
 
-StageAssignment automatic_assignment(const GraphIndex& index, const Target& target, int stages, std::optional<int64_t> memory) {
+StageAssignment automatic_assignment(const GraphIndex& index, const SizedGraph& sized, int stages, std::optional<int64_t> memory) {
   Units units;
   std::optional<CutProblem> problem;
   // Whole groups where they suffice; else groups that may be opened are; else even nodes that could be copied count.
   for (UnitOptions options : {UnitOptions{false, false}, UnitOptions{true, false}, UnitOptions{true, true}}) {
-    units = make_units(index, target, options);
+    units = make_units(index, sized, options);
     if (static_cast<int>(units.members.size()) < stages) continue;
-    problem = make_cut_problem(index, units, target);
+    problem = make_cut_problem(units, sized);
     break;
   }
   if (!problem) throw too_many_stages(stages, units.members.size(), units.tied_by);
@@ -158,10 +190,13 @@ StageAssignment single_stage(const GraphIndex& index) {
   return a;
 }
 
-StageAssignment assign(const GraphIndex& index, const Graph& source, const PartitionOptions& options, const Target& target, int stages) {
+StageAssignment assign(const GraphIndex& index, const Graph& costed, const Graph& source, const PartitionOptions& options, const Target& target, int stages) {
   if (stages == 1) return single_stage(index);
-  if (options.cuts.empty()) return automatic_assignment(index, target, stages, memory_limit(options, target));
-  std::vector<int> order = make_units(index, target, {true, false}).order;
+  std::optional<GraphIndex> other;
+  if (&costed != &index.graph) other.emplace(costed);
+  SizedGraph sized(other ? *other : index, target);
+  if (options.cuts.empty()) return automatic_assignment(index, sized, stages, memory_limit(options, target));
+  std::vector<int> order = make_units(index, sized, {true, false}).order;
   return user_assignment(index, source, options.cuts, order, copied_nodes(index));
 }
 
@@ -243,13 +278,13 @@ Plan partition(Model model, const PartitionOptions& options, std::vector<PassTim
   describe_borders(*model.graph, facts, plan);
   {
     Timer timer("cut", *model.graph, timings);
+    note_assumptions(*model.graph, plan.notes);
     Model sized;
-    bool baked = facts.batch > 0 && plan.mesh.pipeline > 1;
-    if (baked) sized = at_micro_batch_size(model, facts, whole, options.mesh.data * options.micro_batches);
-    const Graph& costed = baked ? *sized.graph : *model.graph;
-    note_assumptions(costed, plan.notes);
-    StageAssignment assignment = assign(GraphIndex(costed), *source.graph, options, target, plan.mesh.pipeline);
-    build_stages(model, GraphIndex(*model.graph), assignment, plan);
+    bool resize = plan.mesh.pipeline > 1 && (facts.batch > 0 || !ones_suffice(*model.graph));
+    if (resize) sized = at_likely_sizes(model, facts, whole, options.mesh.data * options.micro_batches, plan.notes);
+    GraphIndex index(*model.graph);
+    StageAssignment assignment = assign(index, resize ? *sized.graph : *model.graph, *source.graph, options, target, plan.mesh.pipeline);
+    build_stages(model, index, assignment, plan);
   }
   estimate_stages(plan, target);
   check_memory(plan, memory_limit(options, target));

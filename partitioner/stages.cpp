@@ -21,10 +21,10 @@ void check_assignment(const GraphIndex& index, const StageAssignment& a) {
     int to = a.stage_of[i];
     if (to < 0) continue;
     ++nodes[static_cast<size_t>(to)];
-    for (const Value* v : index.uses[i]) {
-      int p = index.producer(v);
+    for (size_t k = 0; k < index.uses[i].size(); ++k) {
+      int p = index.producers[i][k];
       int from = p < 0 ? -1 : a.stage_of[static_cast<size_t>(p)];
-      if (from >= 0 && from != to) crossing.try_emplace({from, to}, v);
+      if (from >= 0 && from != to) crossing.try_emplace({from, to}, index.uses[i][k]);
     }
   }
   for (const auto& [edge, value] : crossing) {
@@ -53,10 +53,12 @@ class Placement {
     std::vector<std::pair<const Value*, int>> later;  // copies are placed when it is known what every stage receives
     for (size_t i = 0; i < index.nodes.size(); ++i)
       if (a.stage_of[i] >= 0)
-        for (Value* v : index.uses[i]) {
-          int p = index.producer(v);
-          if (p >= 0 && a.stage_of[static_cast<size_t>(p)] < 0) later.push_back({v, a.stage_of[i]});
-          else require(v, a.stage_of[i]);
+        for (size_t k = 0; k < index.uses[i].size(); ++k) {
+          Value* v = index.uses[i][k];
+          int p = index.producers[i][k];
+          int from = p < 0 ? -1 : a.stage_of[static_cast<size_t>(p)];
+          if (p >= 0 && from < 0) later.push_back({v, a.stage_of[i]});
+          else if (from != a.stage_of[i]) require(v, a.stage_of[i]);
         }
     for (auto [v, s] : later) require(v, s);
     place_outputs();
@@ -83,12 +85,11 @@ class Placement {
         home_[i] = a_.stage_of[i];
         continue;
       }
-      for (const Value* v : index_.uses[i])
-        if (int p = index_.producer(v); p >= 0) home_[i] = std::max(home_[i], home_[static_cast<size_t>(p)]);
+      for (int p : index_.producers[i])
+        if (p >= 0) home_[i] = std::max(home_[i], home_[static_cast<size_t>(p)]);
     }
   }
 
-  void require(Value* value, int stage) { require(static_cast<const Value*>(value), stage); }
   void require(const Value* value, int stage) {
     std::vector<const Value*> open{value};
     while (!open.empty()) {

@@ -16,6 +16,7 @@ namespace fretsaw {
 
 GraphIndex::GraphIndex(const Graph& g) : graph(g), nodes(g.nodes), inputs(g.inputs.begin(), g.inputs.end()) {
   uses.resize(nodes.size());
+  producers.resize(nodes.size());
   position.reserve(nodes.size());
   for (size_t i = 0; i < nodes.size(); ++i) {
     position[nodes[i]] = static_cast<int>(i);
@@ -26,6 +27,13 @@ GraphIndex::GraphIndex(const Graph& g) : graph(g), nodes(g.nodes), inputs(g.inpu
     for (Value* v : nodes[i]->inputs) add(v);
     for (Value* v : captures(*nodes[i])) add(v);
   }
+  for (size_t i = 0; i < nodes.size(); ++i)
+    for (const Value* v : uses[i]) producers[i].push_back(producer(v));
+}
+
+SizedGraph::SizedGraph(const GraphIndex& i, const Target& t) : index(i), target(t) {
+  costs.reserve(index.nodes.size());
+  for (const Node* node : index.nodes) costs.push_back(cost_of({node}, target));
 }
 
 int GraphIndex::producer(const Value* value) const {
@@ -52,9 +60,9 @@ std::vector<char> copied_nodes(const GraphIndex& index) {
     const Node& node = *index.nodes[i];
     if (node.group >= 0 || !node.domain.empty() || !bodies(node).empty() || is_random(node)) continue;
     bool only_constants = true, only_copied = true;
-    for (const Value* v : index.uses[i]) {
-      if (index.is_fixed(v)) continue;
-      int p = index.producer(v);
+    for (size_t k = 0; k < index.uses[i].size(); ++k) {
+      int p = index.producers[i][k];
+      if (p < 0 && index.is_fixed(index.uses[i][k])) continue;
       only_constants = only_constants && p >= 0 && constant[static_cast<size_t>(p)];
       only_copied = only_copied && p >= 0 && copied[static_cast<size_t>(p)];
     }
@@ -116,8 +124,7 @@ Quotient quotient(const GraphIndex& index, Clusters& clusters) {
   }
   q.uses.resize(q.members.size());
   for (size_t i = 0; i < n; ++i)
-    for (const Value* v : index.uses[i]) {
-      int p = index.producer(v);
+    for (int p : index.producers[i]) {
       if (p >= 0 && q.cluster_of[static_cast<size_t>(p)] != q.cluster_of[i]) q.uses[static_cast<size_t>(q.cluster_of[i])].push_back(q.cluster_of[static_cast<size_t>(p)]);
     }
   for (auto& u : q.uses) {
@@ -184,9 +191,10 @@ void join_groups(const GraphIndex& index, bool open, Clusters& clusters) {
 // Ties the makers and users of values that ranks can't send each other.
 void join_unsendable(const GraphIndex& index, Clusters& clusters, std::string& tied_by) {
   for (size_t i = 0; i < index.nodes.size(); ++i)
-    for (const Value* v : index.uses[i]) {
-      int p = index.producer(v);
+    for (size_t k = 0; k < index.uses[i].size(); ++k) {
+      int p = index.producers[i][k];
       if (p < 0) continue;
+      const Value* v = index.uses[i][k];
       std::string why = why_not_sent(v->type);
       if (why.empty()) continue;
       clusters.join(static_cast<int>(i), p);
@@ -221,7 +229,8 @@ std::vector<int> running_order(const Quotient& q) {
 
 // Lets cheap clusters float: one whose results are larger than what it takes runs just before its first user, one whose
 // results are smaller right after what it takes is made. Keys only grow along edges, ties keep the order: it stays legal.
-void float_cheap(const GraphIndex& index, const Quotient& q, const Target& target, const std::vector<char>& copied, std::vector<int>& order) {
+void float_cheap(const SizedGraph& sized, const Quotient& q, const std::vector<char>& copied, std::vector<int>& order) {
+  const GraphIndex& index = sized.index;
   size_t n = order.size();
   std::vector<int> rank(n);
   for (size_t i = 0; i < n; ++i) rank[static_cast<size_t>(order[i])] = static_cast<int>(i);
@@ -229,16 +238,14 @@ void float_cheap(const GraphIndex& index, const Quotient& q, const Target& targe
   std::vector<int64_t> grows(n, 0);  // bytes of results less bytes taken from other clusters
   double total = 0;
   for (size_t c = 0; c < n; ++c) {
-    std::vector<const Node*> nodes;
-    for (int m : q.members[c]) nodes.push_back(index.nodes[static_cast<size_t>(m)]);
-    total += time[c] = cost_of(nodes, target).time_us;
-    for (const Value* v : nodes.back()->outputs)
+    for (int m : q.members[c]) time[c] += sized.costs[static_cast<size_t>(m)].time_us;
+    total += time[c];
+    if (q.members[c].size() > 1) continue;  // only single nodes float
+    auto m = static_cast<size_t>(q.members[c][0]);
+    for (const Value* v : index.nodes[m]->outputs)
       if (v) grows[c] += type_bytes(v->type);
-    for (int m : q.members[c])
-      for (const Value* v : index.uses[static_cast<size_t>(m)]) {
-        int p = index.producer(v);
-        if (p >= 0 && q.cluster_of[static_cast<size_t>(p)] != static_cast<int>(c)) grows[c] -= type_bytes(v->type);
-      }
+    for (size_t k = 0; k < index.uses[m].size(); ++k)
+      if (index.producers[m][k] >= 0) grows[c] -= type_bytes(index.uses[m][k]->type);
   }
   Edges users(n);
   for (size_t c = 0; c < n; ++c)
@@ -269,7 +276,7 @@ void float_cheap(const GraphIndex& index, const Quotient& q, const Target& targe
 
 }  // namespace
 
-Units make_units(const GraphIndex& index, const Target& target, const UnitOptions& options) {
+Units make_units(const GraphIndex& index, const SizedGraph& sized, const UnitOptions& options) {
   Units units;
   Clusters clusters(index.nodes.size());
   join_groups(index, options.open_groups, clusters);
@@ -284,13 +291,11 @@ Units make_units(const GraphIndex& index, const Target& target, const UnitOption
   for (size_t i = 0; i < copied.size(); ++i) {
     const Node& node = *index.nodes[i];
     if (!copied[i] || node.is("Shape") || node.is("Size")) continue;
-    for (const Value* v : index.uses[i]) {
-      int p = index.producer(v);
+    for (int p : index.producers[i])
       if (p >= 0 && !copied[static_cast<size_t>(p)]) copied[i] = 0;
-    }
   }
   std::vector<int> order = running_order(q);
-  float_cheap(index, q, target, copied, order);
+  float_cheap(sized, q, copied, order);
   units.unit_of.assign(index.nodes.size(), -1);
   for (int c : order) {
     const auto& members = q.members[static_cast<size_t>(c)];
@@ -302,10 +307,11 @@ Units make_units(const GraphIndex& index, const Target& target, const UnitOption
   return units;
 }
 
-CutProblem make_cut_problem(const GraphIndex& index, const Units& units, const Target& target) {
+CutProblem make_cut_problem(const Units& units, const SizedGraph& sized) {
+  const GraphIndex& index = sized.index;
   CutProblem problem;
-  problem.link_bytes_per_us = target.link_bytes_per_us;
-  problem.link_latency_us = target.link_latency_us;
+  problem.link_bytes_per_us = sized.target.link_bytes_per_us;
+  problem.link_latency_us = sized.target.link_latency_us;
   std::unordered_map<const Value*, int> weight_number, value_number;
   for (size_t u = 0; u < units.members.size(); ++u) {
     std::vector<const Node*> nodes;
@@ -313,14 +319,15 @@ CutProblem make_cut_problem(const GraphIndex& index, const Units& units, const T
     auto unit = static_cast<int>(u);
     for (int m : units.members[u]) {
       nodes.push_back(index.nodes[static_cast<size_t>(m)]);
-      for (const Value* v : index.uses[static_cast<size_t>(m)]) {
+      for (size_t k = 0; k < index.uses[static_cast<size_t>(m)].size(); ++k) {
+        const Value* v = index.uses[static_cast<size_t>(m)][k];
         if (v->constant) {
           auto [it, is_new] = weight_number.try_emplace(v, static_cast<int>(problem.weight_bytes.size()));
           if (is_new) problem.weight_bytes.push_back(static_cast<int64_t>(v->constant->bytes()));
           if (std::find(weights.begin(), weights.end(), it->second) == weights.end()) weights.push_back(it->second);
           continue;
         }
-        int p = index.producer(v);
+        int p = index.producers[static_cast<size_t>(m)][k];
         if (p < 0 || units.unit_of[static_cast<size_t>(p)] < 0 || units.unit_of[static_cast<size_t>(p)] == unit) continue;
         auto [it, is_new] = value_number.try_emplace(v, static_cast<int>(problem.values.size()));
         if (is_new) problem.values.push_back({units.unit_of[static_cast<size_t>(p)], unit, type_bytes(v->type)});
@@ -329,11 +336,11 @@ CutProblem make_cut_problem(const GraphIndex& index, const Units& units, const T
       }
     }
     // Nodes that only share a unit run one by one: their costs add up. A fusion group is one kernel.
-    bool fused = std::all_of(nodes.begin(), nodes.end(), [&](const Node* n) { return n->group >= 0 && n->group == nodes[0]->group; });
+    bool fused = nodes.size() > 1 && std::all_of(nodes.begin(), nodes.end(), [&](const Node* n) { return n->group >= 0 && n->group == nodes[0]->group; });
     double us = 0;
-    if (fused) us = cost_of(nodes, target).time_us;
+    if (fused) us = cost_of(nodes, sized.target).time_us;
     else
-      for (const Node* n : nodes) us += cost_of({n}, target).time_us;
+      for (int m : units.members[u]) us += sized.costs[static_cast<size_t>(m)].time_us;
     problem.time_us.push_back(us);
     problem.weights.push_back(std::move(weights));
   }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "graph/ir.h"
+#include "partitioner/cost.h"
 #include "partitioner/cut.h"
 #include "partitioner/target.h"
 
@@ -20,8 +21,17 @@ struct GraphIndex {
   const Graph& graph;
   std::vector<Node*> nodes;
   std::vector<std::vector<Value*>> uses;      // inputs and what bodies use from outside, each once
+  std::vector<std::vector<int>> producers;    // of each of them: producer(value)
   std::unordered_map<const Node*, int> position;
   std::unordered_set<const Value*> inputs;
+};
+
+// The same graph with the sizes that costs are computed for; nodes stand at the same positions.
+struct SizedGraph {
+  SizedGraph(const GraphIndex& index, const Target& target);
+  const GraphIndex& index;
+  Target target;
+  std::vector<Cost> costs;  // of each node by itself
 };
 
 struct UnitOptions {
@@ -36,13 +46,13 @@ struct Units {
   std::vector<std::vector<int>> members;     // of each unit: positions, in running order. Units are in running order
   std::string tied_by;                       // a value that ties nodes together and why: "'s', it is a sequence"
 };
-Units make_units(const GraphIndex& index, const Target& target, const UnitOptions& options = {});
+Units make_units(const GraphIndex& index, const SizedGraph& sized, const UnitOptions& options = {});
 
 // Positions of nodes of which every stage that needs them may have a copy of its own.
 std::vector<char> copied_nodes(const GraphIndex& index);
 // Whether cutting a fusion group before this node keeps the bits.
 bool may_split_before(const Node& node);
 
-CutProblem make_cut_problem(const GraphIndex& index, const Units& units, const Target& target);
+CutProblem make_cut_problem(const Units& units, const SizedGraph& sized);
 
 }  // namespace fretsaw

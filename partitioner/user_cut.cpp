@@ -61,8 +61,8 @@ class UserCut {
       open.pop_back();
       if (stage_of[i] >= 0) continue;
       stage_of[i] = stage;
-      for (const Value* v : index_.uses[i])
-        if (int p = index_.producer(v); p >= 0) open.push_back(p);
+      for (int p : index_.producers[i])
+        if (p >= 0) open.push_back(p);
     }
   }
 

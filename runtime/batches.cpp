@@ -12,7 +12,9 @@ namespace {
 
 using Kind = RuntimeValue::Kind;
 
-std::string quoted(const std::string& name) { return "'" + name + "'"; }
+std::string quoted(const std::string& name) {
+  return "'" + name + "'";
+}
 
 void check_input(const PlanInput& input, const RuntimeValue& value) {
   const Type& type = input.type;
@@ -96,7 +98,8 @@ RuntimeValue concatenate(const PlanOutput& output, const std::vector<const Runti
   for (const RuntimeValue* part : parts) {
     Blocks from = blocks_of(part->tensor, output.axis);
     for (int64_t o = 0; o < to.outer; ++o) {
-      copy_block(part->tensor, static_cast<size_t>(o * from.n), whole.tensor, static_cast<size_t>(o * to.n + begin), static_cast<size_t>(from.n), to);
+      copy_block(part->tensor, static_cast<size_t>(o * from.n), whole.tensor, static_cast<size_t>(o * to.n + begin),
+                 static_cast<size_t>(from.n), to);
     }
     begin += from.n;
   }
@@ -123,8 +126,8 @@ RuntimeValue reduce_outputs(const PlanOutput& output, const std::vector<const Ru
   std::vector<const std::byte*> data;
   for (const RuntimeValue* part : parts) {
     if (part->tensor.dims != whole.tensor.dims) {
-      throw Error("output " + quoted(output.name) + " has the shapes " + to_string(whole.tensor.dims) + " and " + to_string(part->tensor.dims) +
-                      " in two micro-batches, where their " + output.merge + " is asked for",
+      throw Error("output " + quoted(output.name) + " has the shapes " + to_string(whole.tensor.dims) + " and " +
+                      to_string(part->tensor.dims) + " in two micro-batches, where their " + output.merge + " is asked for",
                   "choose another --merge");
     }
     data.push_back(static_cast<const std::byte*>(part->tensor.data));
@@ -135,12 +138,19 @@ RuntimeValue reduce_outputs(const PlanOutput& output, const std::vector<const Ru
     return whole;
   }
   switch (whole.tensor.dtype) {
-    case DType::float32: weigh<float>(parts, samples, whole.tensor); break;
-    case DType::float64: weigh<double>(parts, samples, whole.tensor); break;
-    case DType::float16: weigh<_Float16>(parts, samples, whole.tensor); break;
+    case DType::float32:
+      weigh<float>(parts, samples, whole.tensor);
+      break;
+    case DType::float64:
+      weigh<double>(parts, samples, whole.tensor);
+      break;
+    case DType::float16:
+      weigh<_Float16>(parts, samples, whole.tensor);
+      break;
     default:
-      throw Error("output " + quoted(output.name) + " of type " + std::string(name_of(whole.tensor.dtype)) + " has no mean over micro-batches",
-                  "choose another --merge");
+      throw Error(
+          "output " + quoted(output.name) + " of type " + std::string(name_of(whole.tensor.dtype)) + " has no mean over micro-batches",
+          "choose another --merge");
   }
   return whole;
 }
@@ -191,7 +201,8 @@ StepBatches divide_batch(const Plan& plan, const std::vector<const RuntimeValue*
     const PlanInput& input = plan.inputs[i];
     if (input.batch_axis < 0 || !inputs[i]) continue;
     if (inputs[i]->kind != Kind::tensor || input.batch_axis >= static_cast<int>(inputs[i]->tensor.dims.size())) {
-      throw Error("input " + quoted(input.name) + " has no axis " + std::to_string(input.batch_axis) + " to divide", "say --batch " + input.name + "=none");
+      throw Error("input " + quoted(input.name) + " has no axis " + std::to_string(input.batch_axis) + " to divide",
+                  "say --batch " + input.name + "=none");
     }
     int64_t batch = inputs[i]->tensor.dims[static_cast<size_t>(input.batch_axis)];
     if (first && batch != batches.batch) {
@@ -233,7 +244,8 @@ void take_part(const RuntimeValue& whole, int axis, BatchPart part, RuntimeValue
   }
   make_pooled(pool, out, x.dtype, out.tensor.dims);
   for (int64_t o = 0; o < b.outer; ++o) {
-    copy_block(x, static_cast<size_t>(o * b.n + part.begin), out.tensor, static_cast<size_t>(o * part.count), static_cast<size_t>(part.count), b);
+    copy_block(x, static_cast<size_t>(o * b.n + part.begin), out.tensor, static_cast<size_t>(o * part.count),
+               static_cast<size_t>(part.count), b);
   }
 }
 

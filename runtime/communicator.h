@@ -67,6 +67,7 @@ class Communicator {
 };
 
 // One communicator for each of `size` threads of this process. No operation waits longer than `timeout`.
-std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int size, std::chrono::milliseconds timeout = std::chrono::minutes(10));
+std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int size,
+                                                                     std::chrono::milliseconds timeout = std::chrono::minutes(10));
 
 }  // namespace fretsaw

@@ -18,7 +18,8 @@ using Place = Slot::Place;
 
 class Compiler {
  public:
-  Compiler(Specialised specialised, RankContext& rank) : specialised_(std::move(specialised)), rank_(rank), program_(std::make_unique<Program>()) {
+  Compiler(Specialised specialised, RankContext& rank)
+      : specialised_(std::move(specialised)), rank_(rank), program_(std::make_unique<Program>()) {
     program_->model = specialised_.model;
   }
 
@@ -179,7 +180,7 @@ class Compiler {
     if (unit.size() == 1 && record->view && add_alias(node)) return;
     CompileContext c = context_for_kernel(unit, *record);
     Step step;
-    step.node = unit.size() == 1 ? &node : unit.front();
+    step.node = unit.back();  // its outputs are the step's
     step.kernel = record->make(c);
     step.view = unit.size() == 1 && record->view;
     for (size_t i = 0; i < c.inputs.size(); ++i) {
@@ -294,9 +295,9 @@ class Compiler {
 }  // namespace
 
 std::unique_ptr<Program> compile_program(const Model& model, const std::vector<Value*>& inputs, const std::vector<InputSpec>& specs,
-                                         RankContext& rank) {
+                                         const std::set<std::string>& distrusted, RankContext& rank) {
   ++rank.compiled_programs;
-  return Compiler(specialise(model, inputs, specs, rank), rank).run();
+  return Compiler(specialise(model, inputs, specs, distrusted, rank), rank).run();
 }
 
 }  // namespace fretsaw

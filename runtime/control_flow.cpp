@@ -100,24 +100,25 @@ void run_loop(ControlFlow& control, Step& step, RankContext& rank, size_t depth)
   std::vector<std::vector<RuntimeValue>> stacked(body.results.size() - carried - 1);
   RuntimeValue iteration = make_value(DType::int64, {}), flag = make_value(DType::boolean, {});
   body.capture(step);
+  body.arguments[0] = &iteration;
+  body.arguments[1] = &flag;
+  for (size_t v = 0; v < carried; ++v) body.arguments[v + 2] = &state[v];
+  *flag.tensor.as<uint8_t>() = 1;
   for (int64_t i = 0; i < limit && go_on; ++i) {
     *iteration.tensor.as<int64_t>() = i;
-    *flag.tensor.as<uint8_t>() = 1;
-    body.arguments[0] = &iteration;
-    body.arguments[1] = &flag;
-    for (size_t v = 0; v < carried; ++v) body.arguments[v + 2] = &state[v];
     body.run(rank, depth);
     go_on = read_bool(body.results[0]);
     for (size_t v = 0; v < carried; ++v) state[v] = std::move(body.results[v + 1]);
     for (size_t s = 0; s < stacked.size(); ++s) stacked[s].push_back(std::move(body.results[carried + 1 + s]));
   }
-  for (size_t v = 0; v < carried; ++v) set_output(step, v, std::move(state[v]));
   for (size_t s = 0; s < stacked.size(); ++s) {
     if (carried + s >= step.output_values.size() || !step.output_values[carried + s]) continue;
     RuntimeValue whole;
-    stack_parts(stacked[s], 0, false, body.cache->model().graph->outputs[carried + 1 + s]->type, whole, rank);
+    Type part = stacked[s].empty() ? body.type_of_result(carried + 1 + s, rank) : Type{};
+    stack_parts(stacked[s], 0, false, part, whole, rank);
     set_output(step, carried + s, std::move(whole));
   }
+  for (size_t v = 0; v < carried; ++v) set_output(step, v, std::move(state[v]));
 }
 
 // state and one slice of each scan input -> state and one slice of each scan output.
@@ -141,7 +142,8 @@ void run_scan(ControlFlow& control, Step& step, RankContext& rank, size_t depth)
     if (!whole || whole->kind != Kind::tensor) throw Error("scan input " + std::to_string(s) + " is no tensor", "check the node's inputs");
     auto dims = static_cast<int64_t>(whole->tensor.dims.size());
     axes[s] = at_or_zero(in_axes, s) + (at_or_zero(in_axes, s) < 0 ? dims : 0);
-    if (axes[s] < 0 || axes[s] >= dims) throw Error("the axis of scan input " + std::to_string(s) + " lies outside its shape", "check scan_input_axes");
+    if (axes[s] < 0 || axes[s] >= dims)
+      throw Error("the axis of scan input " + std::to_string(s) + " lies outside its shape", "check scan_input_axes");
     int64_t own = whole->tensor.dims[static_cast<size_t>(axes[s])];
     if (length >= 0 && own != length) {
       throw Error("scan inputs have " + std::to_string(length) + " and " + std::to_string(own) + " slices", "they must have as many");
@@ -167,8 +169,8 @@ void run_scan(ControlFlow& control, Step& step, RankContext& rank, size_t depth)
   for (size_t v = 0; v < carried; ++v) set_output(step, v, std::move(state[v]));
   for (size_t s = 0; s < stacked.size(); ++s) {
     RuntimeValue whole;
-    stack_parts(stacked[s], at_or_zero(out_axes, s), at_or_zero(out_directions, s) != 0, body.cache->model().graph->outputs[carried + s]->type,
-                whole, rank);
+    stack_parts(stacked[s], at_or_zero(out_axes, s), at_or_zero(out_directions, s) != 0,
+                body.cache->model().graph->outputs[carried + s]->type, whole, rank);
     set_output(step, carried + s, std::move(whole));
   }
 }
@@ -191,7 +193,8 @@ void run_sequence_map(ControlFlow& control, Step& step, RankContext& rank, size_
     for (size_t a = 0; a < count; ++a) {
       const RuntimeValue* value = input_of(step, a);
       if (value && value->kind == Kind::sequence) {
-        if (i >= value->items.size()) throw Error("input " + std::to_string(a) + " has fewer items than the first", "sequences must be as long");
+        if (i >= value->items.size())
+          throw Error("input " + std::to_string(a) + " has fewer items than the first", "sequences must be as long");
         value = &value->items[i];
       }
       body.arguments[a] = value;
@@ -211,9 +214,21 @@ void Body::capture(const Step& step) {
   for (size_t i = 0; i < captured.size(); ++i) arguments[own_inputs + i] = step.input_values[captured[i]];
 }
 
+Type Body::type_of_result(size_t i, RankContext& rank) {
+  const Type& declared = cache->model().graph->outputs[i]->type;
+  try {
+    Program& program = cache->get(arguments, rank);
+    const Slot& slot = program.slots[static_cast<size_t>(program.outputs[i])];
+    if (slot.fixed) return Type::tensor(slot.dtype, shape_of(slot.dims));
+    const Type& inferred = program.model->graph->outputs[i]->type;
+    return inferred.is_tensor() && inferred.shape ? inferred : declared;
+  } catch (const Error&) {
+    return declared;  // the body is never run, so its faults are none
+  }
+}
+
 void Body::run(RankContext& rank, size_t depth) {
-  Program& program = cache->get(arguments, rank);
-  run_program(program, arguments, results, rank, depth);
+  cache->run(arguments, results, rank, depth);
 }
 
 std::shared_ptr<ControlFlow> make_control_flow(const Node& node, const Model& model, const std::vector<Value*>& captured) {
@@ -235,10 +250,14 @@ std::shared_ptr<ControlFlow> make_control_flow(const Node& node, const Model& mo
 
 void run_control_flow(ControlFlow& control, Step& step, RankContext& rank, size_t depth) {
   switch (control.kind) {
-    case ControlFlow::Kind::conditional: return run_if(control, step, rank, depth);
-    case ControlFlow::Kind::loop: return run_loop(control, step, rank, depth);
-    case ControlFlow::Kind::scan: return run_scan(control, step, rank, depth);
-    case ControlFlow::Kind::sequence_map: return run_sequence_map(control, step, rank, depth);
+    case ControlFlow::Kind::conditional:
+      return run_if(control, step, rank, depth);
+    case ControlFlow::Kind::loop:
+      return run_loop(control, step, rank, depth);
+    case ControlFlow::Kind::scan:
+      return run_scan(control, step, rank, depth);
+    case ControlFlow::Kind::sequence_map:
+      return run_sequence_map(control, step, rank, depth);
   }
 }
 

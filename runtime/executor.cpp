@@ -20,9 +20,11 @@ class StepMemory : public KernelMemory {
     int number = step_->outputs[index];
     const Slot& slot = program_.slots[static_cast<size_t>(number)];
     if (slot.fixed && (slot.dtype != dtype || slot.layout != layout || slot.dims != dims)) {
-      throw Error("makes " + std::string(name_of(dtype)) + to_string(dims) + " where shape inference expects " +
-                      std::string(name_of(slot.dtype)) + to_string(slot.dims),
-                  "check the shapes in the model");
+      throw ShapeMismatch(Error("makes " + std::string(name_of(dtype)) + to_string(dims) + " where shape inference expects " +
+                                    std::string(name_of(slot.dtype)) + to_string(slot.dims),
+                                "check the shapes in the model")
+                              .at_node(step_->node->name, step_->node->op),
+                          step_->node->name);
     }
     RuntimeValue& value = program_.values[static_cast<size_t>(number)];
     if (slot.place == Place::arena) return value.tensor.data;
@@ -88,9 +90,13 @@ void check_control_outputs(const Program& program, const Step& step) {
     if (step.outputs[i] < 0) continue;
     const Slot& slot = program.slots[static_cast<size_t>(step.outputs[i])];
     const RuntimeValue& value = *step.output_values[i];
-    if (!slot.fixed || (value.kind == RuntimeValue::Kind::tensor && value.tensor.dtype == slot.dtype && value.tensor.dims == slot.dims)) continue;
-    throw Error("output " + std::to_string(i) + " is " + to_string(value.tensor.dims) + " where shape inference expects " + to_string(slot.dims),
-                "check the shapes in the node's bodies");
+    if (!slot.fixed || (value.kind == RuntimeValue::Kind::tensor && value.tensor.dtype == slot.dtype && value.tensor.dims == slot.dims))
+      continue;
+    throw ShapeMismatch(Error("output " + std::to_string(i) + " is " + to_string(value.tensor.dims) + " where shape inference expects " +
+                                  to_string(slot.dims),
+                              "check the shapes in the node's bodies")
+                            .at_node(step.node->name, step.node->op),
+                        step.node->name);
   }
 }
 
@@ -162,6 +168,8 @@ void run_program(Program& program, std::span<const RuntimeValue* const> inputs, 
     double start_us = rank.trace ? rank.now_us() : 0;
     try {
       run_step(program, step, memory, rank, depth);
+    } catch (const ShapeMismatch&) {
+      throw;
     } catch (const Error& e) {
       throw located(e, step);
     } catch (const std::bad_alloc&) {

@@ -1,4 +1,5 @@
 // Constant folding: a node's own kernel runs while compiling.
+#include <algorithm>
 #include <cstring>
 
 #include "graph/catalogue.h"
@@ -10,6 +11,10 @@ namespace fretsaw {
 namespace {
 
 struct TooBig {};
+
+constexpr size_t always_folded_bytes = size_t{64} << 20;  // larger results are kept only where they replace constants of their size
+constexpr size_t never_folded_bytes = size_t{1} << 30;
+constexpr size_t shared_bytes = size_t{64} << 10;
 
 // Memory that the constants keep.
 class FoldMemory : public KernelMemory {
@@ -78,7 +83,8 @@ void from_constant(const TensorPtr& tensor, RuntimeValue& value, RankContext* ra
     return;
   }
   if (tensor->is_missing()) {
-    throw Error("the bytes of tensor '" + tensor->name + "' are not there: " + tensor->missing, "put the weight file beside the model, or fill random weights");
+    throw Error("the bytes of tensor '" + tensor->name + "' are not there: " + tensor->missing,
+                "put the weight file beside the model, or fill random weights");
   }
   value.tensor.data = const_cast<std::byte*>(tensor->data);
   if (!tensor->data) value.tensor.data = &nothing;
@@ -117,7 +123,8 @@ CompileContext make_context(const std::vector<const Node*>& nodes, int threads) 
   return c;
 }
 
-bool evaluate_node(const Node& node, const std::vector<TensorPtr>& inputs, int threads, size_t limit_bytes, std::vector<TensorPtr>& outputs) {
+bool evaluate_node(const Node& node, const std::vector<TensorPtr>& inputs, int threads, size_t limit_bytes,
+                   std::vector<TensorPtr>& outputs) {
   const KernelRecord* record = cpu_kernels().find(node.op, node.domain);
   if (!record || !record->make || record->host_random || is_control_flow(node)) return false;
   const OperatorRecord* known = find_operator(node.op, node.domain);
@@ -162,6 +169,29 @@ bool evaluate_node(const Node& node, const std::vector<TensorPtr>& inputs, int t
     if (out[i].kind != RuntimeValue::Kind::tensor) return false;
     outputs[i] = to_constant(out[i]);
   }
+  return true;
+}
+
+bool fold_node(const Node& node, const std::vector<TensorPtr>& inputs, RankContext& rank, std::vector<TensorPtr>& outputs) {
+  const std::string key = node.op + ":" + node.name;
+  size_t input_bytes = 0;
+  for (const TensorPtr& input : inputs) input_bytes += input ? input->bytes() : 0;
+  auto same_data = [](const TensorPtr& a, const TensorPtr& b) {
+    return a == b || (a && b && a->data && a->data == b->data && a->dims == b->dims);
+  };
+  for (const auto& known : rank.folded) {
+    if (known.node == key && known.inputs.size() == inputs.size() && known.outputs.size() == node.outputs.size() &&
+        std::equal(inputs.begin(), inputs.end(), known.inputs.begin(), same_data)) {
+      outputs = known.outputs;
+      return true;
+    }
+  }
+  // Weights transposed, cast or dequantized: up to four times the bytes they had.
+  size_t limit = std::max(always_folded_bytes, std::min(4 * input_bytes, never_folded_bytes));
+  if (!evaluate_node(node, inputs, rank.threads, limit, outputs)) return false;
+  size_t output_bytes = 0;
+  for (const TensorPtr& output : outputs) output_bytes += output ? output->bytes() : 0;
+  if (output_bytes >= shared_bytes) rank.folded.push_back({key, inputs, outputs});
   return true;
 }
 

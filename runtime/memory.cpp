@@ -1,6 +1,8 @@
 // Counted memory: blocks, pools and arenas.
 #include "runtime/memory.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -13,6 +15,11 @@ namespace {
 
 constexpr std::align_val_t alignment{64};
 
+size_t physical_memory_bytes() {
+  static const size_t bytes = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
+  return bytes;
+}
+
 }  // namespace
 
 void AllocationCount::add(size_t size) {
@@ -24,7 +31,8 @@ void AllocationCount::add(size_t size) {
 }
 
 Block::Block(size_t bytes, std::shared_ptr<AllocationCount> count) : bytes_(bytes), count_(std::move(count)) {
-  data_ = ::operator new(std::max<size_t>(bytes, 1), alignment, std::nothrow);
+  // The system may promise more than it has; a process that then uses it is killed without a word.
+  data_ = bytes <= physical_memory_bytes() ? ::operator new(std::max<size_t>(bytes, 1), alignment, std::nothrow) : nullptr;
   if (!data_) {
     throw Error("no memory for " + std::to_string(bytes) + " bytes", "use smaller inputs, more micro-batches or more stages",
                 ErrorCode::device);

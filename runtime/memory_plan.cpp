@@ -2,8 +2,8 @@
 #include "runtime/memory_plan.h"
 
 #include <algorithm>
-#include <map>
 #include <cstdint>
+#include <map>
 #include <numeric>
 #include <utility>
 
@@ -11,7 +11,9 @@ namespace fretsaw {
 namespace {
 
 constexpr size_t alignment = 64;
-size_t rounded(size_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
+size_t rounded(size_t bytes) {
+  return (bytes + alignment - 1) / alignment * alignment;
+}
 
 }  // namespace
 

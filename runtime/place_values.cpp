@@ -22,7 +22,9 @@ class Buffers {
         if (slot >= 0) lives_[static_cast<size_t>(slot)].last = s;
       }
       for (int slot : program.steps[static_cast<size_t>(s)].outputs) {
-        if (slot >= 0) lives_[static_cast<size_t>(slot)].first = s, lives_[static_cast<size_t>(slot)].last = std::max(s, lives_[static_cast<size_t>(slot)].last);
+        if (slot >= 0)
+          lives_[static_cast<size_t>(slot)].first = s,
+          lives_[static_cast<size_t>(slot)].last = std::max(s, lives_[static_cast<size_t>(slot)].last);
       }
     }
     for (size_t i = 0; i < program.slots.size(); ++i) {
@@ -38,7 +40,8 @@ class Buffers {
     bool planned = true;        // of known size, ours
   };
   int root(int slot) {
-    while (parent_[static_cast<size_t>(slot)] != slot) slot = parent_[static_cast<size_t>(slot)] = parent_[static_cast<size_t>(parent_[static_cast<size_t>(slot)])];
+    while (parent_[static_cast<size_t>(slot)] != slot)
+      slot = parent_[static_cast<size_t>(slot)] = parent_[static_cast<size_t>(parent_[static_cast<size_t>(slot)])];
     return slot;
   }
   Life& life(int slot) { return lives_[static_cast<size_t>(root(slot))]; }

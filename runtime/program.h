@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <list>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -32,6 +33,12 @@ struct RankContext {
   std::vector<TraceEvent> events;
   double (*now_us)() = nullptr;  // time of the trace
   int64_t compiled_programs = 0;
+  // Large results of constant folding, which the programs of a rank share.
+  struct Folded {
+    std::string node;
+    std::vector<TensorPtr> inputs, outputs;
+  };
+  std::vector<Folded> folded;
   std::unordered_map<const void*, std::shared_ptr<void>> aligned_constants;  // copies of constants that lie at odd addresses
 };
 
@@ -44,7 +51,7 @@ struct Slot {
   DType dtype = DType::undefined;
   Dims dims;
   Layout layout = Layout::plain;
-  size_t offset = 0;      // in the arena
+  size_t offset = 0;  // in the arena
 };
 
 struct Step {
@@ -52,35 +59,42 @@ struct Step {
   Kind kind = Kind::kernel;
   const Node* node = nullptr;  // names it in errors and traces
   CompiledKernel kernel;
-  bool view = false;           // the output may share the input's bytes at run time
+  bool view = false;  // the output may share the input's bytes at run time
   bool reorders = false;
   std::vector<int> inputs, outputs;  // slots; -1 where left out. Of control flow: the node's inputs, then captures
   std::vector<RuntimeValue*> input_values, output_values;
-  std::vector<int> releases;   // pool slots used here for the last time
+  std::vector<int> releases;  // pool slots used here for the last time
   std::shared_ptr<ControlFlow> control;
 };
 
 struct Program {
-  std::shared_ptr<Model> model;      // specialised; keeps nodes, bodies and constants alive
+  std::shared_ptr<Model> model;  // specialised; keeps nodes, bodies and constants alive
   std::vector<Slot> slots;
   std::vector<RuntimeValue> values;  // one for each slot
   std::vector<Step> steps;
-  std::vector<int> inputs;           // slot of each input of the template; -1: nothing reads it
-  std::vector<int> outputs;          // slot of each output
+  std::vector<int> inputs;   // slot of each input of the template; -1: nothing reads it
+  std::vector<int> outputs;  // slot of each output
   size_t arena_bytes = 0;
   std::byte* bound_arena = nullptr;  // where `values` point now
 };
 
 // What one input is, as far as compiling cares.
 struct InputSpec {
-  bool given = true;    // false: left out, the default counts
-  Type type;            // concrete, or with unknown dimensions
-  TensorPtr content;    // its contents are part of the signature: compiled in
+  bool given = true;  // false: left out, the default counts
+  Type type;          // concrete, or with unknown dimensions
+  TensorPtr content;  // its contents are part of the signature: compiled in
 };
 // `inputs` are values of `model.graph`; the contents of `model` are not changed.
+// Shapes that inference gives for the outputs of the nodes named in `distrusted` are not believed.
 std::unique_ptr<Program> compile_program(const Model& model, const std::vector<Value*>& inputs, const std::vector<InputSpec>& specs,
-                                         RankContext& rank);
+                                         const std::set<std::string>& distrusted, RankContext& rank);
 
+// A node makes another shape than inference said (an operator's inference function is wrong, or a loop never ran its body).
+class ShapeMismatch : public Error {
+ public:
+  ShapeMismatch(const Error& error, std::string node_name) : Error(error), node_name(std::move(node_name)) {}
+  std::string node_name;
+};
 // Runs it. `outputs` own their memory afterwards. `depth`: how many programs around this one run now.
 void run_program(Program& program, std::span<const RuntimeValue* const> inputs, std::span<RuntimeValue> outputs, RankContext& rank,
                  size_t depth);
@@ -91,6 +105,8 @@ class ProgramCache {
   // `generalise`: an input whose shape keeps changing is compiled with unknown dimensions (for the bodies of loops).
   ProgramCache(std::shared_ptr<const Model> model, std::vector<Value*> inputs, bool generalise);
   Program& get(std::span<const RuntimeValue* const> inputs, RankContext& rank);  // null: left out
+  // Finds the program and runs it; compiles again without the shapes that turn out to be wrong.
+  void run(std::span<const RuntimeValue* const> inputs, std::span<RuntimeValue> outputs, RankContext& rank, size_t depth);
   const std::vector<Value*>& inputs() const { return inputs_; }
   const Model& model() const { return *model_; }
 
@@ -114,10 +130,11 @@ class ProgramCache {
   std::vector<Value*> inputs_;
   bool generalise_;
   std::vector<Facts> facts_;
-  std::vector<int64_t> key_;          // of the call at hand; keeps its room
+  std::vector<int64_t> key_;  // of the call at hand; keeps its room
   std::vector<std::vector<int64_t>> last_contents_;
   std::vector<Dims> last_dims_;
   bool has_last_ = false;
+  std::set<std::string> distrusted_;  // nodes
   std::list<Entry> entries_;          // the most recently used first
   static constexpr size_t kept_programs = 8;
 };
@@ -128,9 +145,13 @@ struct Specialised {
   std::shared_ptr<Model> model;
   std::vector<Value*> inputs;  // null: compiled in, or nothing reads it
 };
-Specialised specialise(const Model& model, const std::vector<Value*>& inputs, const std::vector<InputSpec>& specs, const RankContext& rank);
+Specialised specialise(const Model& model, const std::vector<Value*>& inputs, const std::vector<InputSpec>& specs,
+                       const std::set<std::string>& distrusted, RankContext& rank);
 // fold.cpp: runs the node's kernel on constants; false when it can't be or would make more than `limit_bytes`.
-bool evaluate_node(const Node& node, const std::vector<TensorPtr>& inputs, int threads, size_t limit_bytes, std::vector<TensorPtr>& outputs);
+bool evaluate_node(const Node& node, const std::vector<TensorPtr>& inputs, int threads, size_t limit_bytes,
+                   std::vector<TensorPtr>& outputs);
+// The same with the rank's memory of large results, and a limit that fits the inputs.
+bool fold_node(const Node& node, const std::vector<TensorPtr>& inputs, RankContext& rank, std::vector<TensorPtr>& outputs);
 // A context for the steps `nodes` (one, or a fusion group); `constant_of` may be null.
 CompileContext make_context(const std::vector<const Node*>& nodes, int threads);
 bool is_control_flow(const Node& node);

@@ -130,10 +130,22 @@ Program& ProgramCache::get(std::span<const RuntimeValue* const> inputs, RankCont
       return *entries_.front().program;
     }
   }
-  auto program = compile_program(*model_, inputs_, specs(inputs), rank);
+  auto program = compile_program(*model_, inputs_, specs(inputs), distrusted_, rank);
   if (entries_.size() >= kept_programs) entries_.pop_back();
   entries_.push_front({key_, std::move(program)});
   return *entries_.front().program;
+}
+
+void ProgramCache::run(std::span<const RuntimeValue* const> inputs, std::span<RuntimeValue> outputs, RankContext& rank, size_t depth) {
+  while (true) {
+    try {
+      run_program(get(inputs, rank), inputs, outputs, rank, depth);
+      return;
+    } catch (const ShapeMismatch& mismatch) {
+      if (!distrusted_.insert(mismatch.node_name).second) throw;
+    }
+    entries_.clear();
+  }
 }
 
 }  // namespace fretsaw

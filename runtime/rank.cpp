@@ -32,14 +32,16 @@ size_t place_of(const std::vector<Value*>& values, const std::string& name, int 
 
 }  // namespace
 
-Rank::Rank(std::shared_ptr<const Plan> plan, const SessionOptions& options, int data, int pipeline, int tensor, int threads, double (*now_us)())
+Rank::Rank(std::shared_ptr<const Plan> plan, const SessionOptions& options, int data, int pipeline, int tensor, int threads,
+           double (*now_us)())
     : plan_(std::move(plan)), data_(data), pipeline_(pipeline), tensor_(tensor), before_forward_(options.before_forward) {
   context_.rank = plan_->mesh.rank(data, pipeline, tensor);
   context_.threads = threads;
   context_.random_seed = options.random_seed;
   context_.trace = options.trace;
   context_.now_us = now_us;
-  if (static_cast<size_t>(pipeline) >= plan_->schedule.ranks.size()) throw Error("the plan's schedule has too few ranks", "partition the model again");
+  if (static_cast<size_t>(pipeline) >= plan_->schedule.ranks.size())
+    throw Error("the plan's schedule has too few ranks", "partition the model again");
   actions_ = &plan_->schedule.ranks[static_cast<size_t>(pipeline)];
   for (const Action& action : *actions_) {
     bool known = std::any_of(stages_.begin(), stages_.end(), [&](const auto& s) { return s->number == action.stage; });
@@ -135,10 +137,17 @@ void Rank::run_step(const StepInputs& step, Communicator& communicator) {
           if (!std::exchange(slot.posted, true)) posted_.emplace_back(static_cast<int>(index), action.micro_batch);
           break;
         }
-        case Action::Kind::forward: do_forward(action, step, communicator); break;
-        case Action::Kind::send: do_send(action, communicator); break;
-        case Action::Kind::free: do_free(action); break;
-        default: throw Error("the schedule holds the action " + to_string(action) + ", which inference does not do", "partition the model again");
+        case Action::Kind::forward:
+          do_forward(action, step, communicator);
+          break;
+        case Action::Kind::send:
+          do_send(action, communicator);
+          break;
+        case Action::Kind::free:
+          do_free(action);
+          break;
+        default:
+          throw Error("the schedule holds the action " + to_string(action) + ", which inference does not do", "partition the model again");
       }
     }
   }
@@ -185,10 +194,12 @@ void Rank::finish_receives(Stage& stage, int micro_batch, Communicator& communic
   double start_us = context_.trace ? context_.now_us() : 0;
   for (size_t c = 0; c < stage.incoming.size(); ++c) advance_receive(stage, slot, c, micro_batch, communicator, true);
   if (context_.trace && !stage.incoming.empty()) {
-    context_.events.push_back({context_.rank, std::to_string(stage.number) + "R" + std::to_string(micro_batch), "recv", start_us,
-                               context_.now_us() - start_us});
+    context_.events.push_back(
+        {context_.rank, std::to_string(stage.number) + "R" + std::to_string(micro_batch), "recv", start_us, context_.now_us() - start_us});
   }
-  std::erase_if(posted_, [&](const auto& wanted) { return stages_[static_cast<size_t>(wanted.first)].get() == &stage && wanted.second == micro_batch; });
+  std::erase_if(posted_, [&](const auto& wanted) {
+    return stages_[static_cast<size_t>(wanted.first)].get() == &stage && wanted.second == micro_batch;
+  });
 }
 
 void Rank::gather_arguments(Stage& target, int micro_batch, const StepInputs& step) {
@@ -207,7 +218,8 @@ void Rank::gather_arguments(Stage& target, int micro_batch, const StepInputs& st
   for (const Crossing& crossing : target.incoming) {
     target.arguments[crossing.place] = &slot.inputs[crossing.place];
     if (crossing.peer_rank < 0) {
-      target.arguments[crossing.place] = &stage(crossing.route->from_stage).micro_batches[static_cast<size_t>(micro_batch)].outputs[crossing.peer_place];
+      target.arguments[crossing.place] =
+          &stage(crossing.route->from_stage).micro_batches[static_cast<size_t>(micro_batch)].outputs[crossing.peer_place];
     }
   }
 }
@@ -221,8 +233,7 @@ void Rank::do_forward(const Action& action, const StepInputs& step, Communicator
   advance_posted(communicator);
   gather_arguments(target, action.micro_batch, step);
   double start_us = context_.now_us();
-  Program& program = target.cache->get(target.arguments, context_);
-  run_program(program, target.arguments, target.micro_batches[static_cast<size_t>(action.micro_batch)].outputs, context_, 0);
+  target.cache->run(target.arguments, target.micro_batches[static_cast<size_t>(action.micro_batch)].outputs, context_, 0);
   double took_us = context_.now_us() - start_us;
   busy_us_ += took_us;
   if (context_.trace) context_.events.push_back({context_.rank, to_string(action), "forward", start_us, took_us});
@@ -240,7 +251,8 @@ void Rank::do_send(const Action& action, Communicator& communicator) {
     double start_us = context_.trace ? context_.now_us() : 0;
     int tag = wire_tag(*crossing.route, action.micro_batch);
     communicator.send_header({value.tensor.dtype, value.tensor.dims}, crossing.peer_rank, tag);
-    RequestPtr request = communicator.isend({static_cast<const std::byte*>(value.tensor.data), value.tensor.bytes()}, crossing.peer_rank, tag);
+    RequestPtr request =
+        communicator.isend({static_cast<const std::byte*>(value.tensor.data), value.tensor.bytes()}, crossing.peer_rank, tag);
     sending_.emplace_back(request, value.owner);
     if (action.micro_batch == 0) {
       if (communication_.empty()) communication_.push_back({"Send", "pipeline", 0, 0});
@@ -257,13 +269,15 @@ void Rank::do_free(const Action& action) {
   MicroBatch& slot = done.micro_batches[static_cast<size_t>(action.micro_batch)];
   for (RuntimeValue& value : slot.inputs) clear(value);
   for (size_t i = 0; i < slot.outputs.size(); ++i) {
-    bool is_output = std::any_of(output_places_.begin(), output_places_.end(),
-                                 [&](const OutputPlace& p) { return p.stage >= 0 && stages_[static_cast<size_t>(p.stage)].get() == &done && p.place == i; });
+    bool is_output = std::any_of(output_places_.begin(), output_places_.end(), [&](const OutputPlace& p) {
+      return p.stage >= 0 && stages_[static_cast<size_t>(p.stage)].get() == &done && p.place == i;
+    });
     if (!is_output) clear(slot.outputs[i]);
   }
 }
 
-// Waits while too many messages are under way; what this rank itself is to receive goes on meanwhile, so that two ranks can't block each other.
+// Waits while too many messages are under way; what this rank itself is to receive goes on meanwhile, so that two ranks can't block each
+// other.
 void Rank::limit_sends(Communicator& communicator) {
   auto drop_done = [&] { std::erase_if(sending_, [](const auto& sent) { return sent.first->done(); }); };
   drop_done();

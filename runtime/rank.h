@@ -21,7 +21,8 @@ struct StepInputs {
 
 class Rank {
  public:
-  Rank(std::shared_ptr<const Plan> plan, const SessionOptions& options, int data, int pipeline, int tensor, int threads, double (*now_us)());
+  Rank(std::shared_ptr<const Plan> plan, const SessionOptions& options, int data, int pipeline, int tensor, int threads,
+       double (*now_us)());
 
   void run_step(const StepInputs& step, Communicator& communicator);
   // The plan's output `index` of a micro-batch after a step; null where another rank makes it.
@@ -41,8 +42,8 @@ class Rank {
   // A value that crosses to or from another rank, or stays.
   struct Crossing {
     const Route* route = nullptr;
-    int peer_rank = -1;   // -1: the other stage is on this rank
-    size_t place = 0;     // among the stage graph's inputs (received) or outputs (sent)
+    int peer_rank = -1;     // -1: the other stage is on this rank
+    size_t place = 0;       // among the stage graph's inputs (received) or outputs (sent)
     size_t peer_place = 0;  // on this rank: among the other stage's outputs
   };
   struct Receiving {
@@ -60,7 +61,7 @@ class Rank {
     int number = 0;
     std::shared_ptr<const Model> model;
     std::unique_ptr<ProgramCache> cache;
-    std::vector<int> plan_inputs;   // for each graph input: the plan's input, or -1
+    std::vector<int> plan_inputs;  // for each graph input: the plan's input, or -1
     std::vector<Crossing> incoming, outgoing;
     std::vector<MicroBatch> micro_batches;
     std::vector<const RuntimeValue*> arguments;
@@ -92,7 +93,7 @@ class Rank {
   const std::vector<Action>* actions_ = nullptr;
   std::vector<std::unique_ptr<Stage>> stages_;
   std::vector<OutputPlace> output_places_;
-  std::vector<std::pair<int, int>> posted_;   // (index of stage, micro-batch) whose receives are wanted, in order
+  std::vector<std::pair<int, int>> posted_;                            // (index of stage, micro-batch) whose receives are wanted, in order
   std::vector<std::pair<RequestPtr, std::shared_ptr<void>>> sending_;  // with what keeps the buffer
   std::vector<CommunicationCount> communication_;
   int64_t weight_bytes_ = 0;

@@ -89,18 +89,30 @@ void reduce_typed(std::span<const std::byte* const> parts, std::byte* out, size_
 
 void reduce_parts(std::span<const std::byte* const> parts, std::byte* out, size_t first, size_t count, DType dtype, Reduction reduction) {
   switch (dtype) {
-    case DType::float32: return reduce_typed<float>(parts, out, first, count, reduction);
-    case DType::float64: return reduce_typed<double>(parts, out, first, count, reduction);
-    case DType::float16: return reduce_typed<Half>(parts, out, first, count, reduction);
-    case DType::bfloat16: return reduce_typed<Bfloat>(parts, out, first, count, reduction);
-    case DType::int8: return reduce_typed<int8_t>(parts, out, first, count, reduction);
-    case DType::int16: return reduce_typed<int16_t>(parts, out, first, count, reduction);
-    case DType::int32: return reduce_typed<int32_t>(parts, out, first, count, reduction);
-    case DType::int64: return reduce_typed<int64_t>(parts, out, first, count, reduction);
-    case DType::uint8: return reduce_typed<uint8_t>(parts, out, first, count, reduction);
-    case DType::uint16: return reduce_typed<uint16_t>(parts, out, first, count, reduction);
-    case DType::uint32: return reduce_typed<uint32_t>(parts, out, first, count, reduction);
-    case DType::uint64: return reduce_typed<uint64_t>(parts, out, first, count, reduction);
+    case DType::float32:
+      return reduce_typed<float>(parts, out, first, count, reduction);
+    case DType::float64:
+      return reduce_typed<double>(parts, out, first, count, reduction);
+    case DType::float16:
+      return reduce_typed<Half>(parts, out, first, count, reduction);
+    case DType::bfloat16:
+      return reduce_typed<Bfloat>(parts, out, first, count, reduction);
+    case DType::int8:
+      return reduce_typed<int8_t>(parts, out, first, count, reduction);
+    case DType::int16:
+      return reduce_typed<int16_t>(parts, out, first, count, reduction);
+    case DType::int32:
+      return reduce_typed<int32_t>(parts, out, first, count, reduction);
+    case DType::int64:
+      return reduce_typed<int64_t>(parts, out, first, count, reduction);
+    case DType::uint8:
+      return reduce_typed<uint8_t>(parts, out, first, count, reduction);
+    case DType::uint16:
+      return reduce_typed<uint16_t>(parts, out, first, count, reduction);
+    case DType::uint32:
+      return reduce_typed<uint32_t>(parts, out, first, count, reduction);
+    case DType::uint64:
+      return reduce_typed<uint64_t>(parts, out, first, count, reduction);
     default:
       throw Error("elements of type " + std::string(name_of(dtype)) + " can't be reduced over ranks", "cast the tensor before reducing it",
                   ErrorCode::device);

@@ -198,7 +198,8 @@ std::vector<CommunicationCount> Session::communication() const {
   for (const auto& rank : impl_->ranks) {
     if (rank->data() != 0) continue;
     for (const CommunicationCount& own : rank->communication()) {
-      auto same = std::find_if(total.begin(), total.end(), [&](const CommunicationCount& c) { return c.op == own.op && c.axis == own.axis; });
+      auto same =
+          std::find_if(total.begin(), total.end(), [&](const CommunicationCount& c) { return c.op == own.op && c.axis == own.axis; });
       if (same == total.end()) {
         total.push_back(own);
       } else {
@@ -216,6 +217,8 @@ std::vector<TraceEvent> Session::trace() const {
   return events;
 }
 
-int64_t Session::allocations_in_last_step() const { return impl_->allocations; }
+int64_t Session::allocations_in_last_step() const {
+  return impl_->allocations;
+}
 
 }  // namespace fretsaw

@@ -13,8 +13,8 @@ namespace fretsaw {
 
 struct SessionOptions {
   std::string device = "cpu";
-  int threads = 0;            // cores for each CPU rank; 0: the machine's, divided
-  uint64_t random_seed = 0;   // of Random operators
+  int threads = 0;              // cores for each CPU rank; 0: the machine's, divided
+  uint64_t random_seed = 0;     // of Random operators
   bool random_weights = false;  // fill missing weights by (weight_seed, source name, element)
   uint64_t weight_seed = 0;
   bool trace = false;

@@ -1,20 +1,18 @@
 // From a graph template to one for given inputs: shapes inferred, constants folded, branches with a known condition inlined.
 #include <algorithm>
+#include <bit>
 #include <unordered_set>
 
+#include "graph/catalogue.h"
 #include "graph/communication_schemas.h"
 #include "graph/passes.h"
+#include "kernels/cpu/random.h"
 #include "runtime/program.h"
 
 namespace fretsaw {
-
-void decompose_to_functions(Model& model, const std::function<bool(const Node&)>& has_kernel);  // graph/passes/decompose.cpp
-
 namespace {
 
 using ValueMap = std::unordered_map<const Value*, Value*>;
-
-constexpr size_t max_folded_bytes = size_t{64} << 20;  // larger results are made when they are needed, not kept
 
 // Replaces uses of the map's keys by its values in the graph and its bodies, in one walk.
 void substitute(Graph& graph, const ValueMap& map) {
@@ -144,6 +142,24 @@ bool has_kernel(const Node& node, int threads) {
   return !record->unsupported || record->unsupported(make_context({&node}, threads)).empty();
 }
 
+// Random operators draw by a key of their own, made of their name; a seed of the session goes into it.
+void seed_random_nodes(Graph& graph, uint64_t seed) {
+  if (seed == 0) return;
+  for (Node* node : graph.nodes) {
+    const KernelRecord* record = cpu_kernels().find(node->op, node->domain);
+    const OperatorRecord* known = find_operator(node->op, node->domain);
+    bool random = (record && record->host_random) || (known && known->random);
+    if (!random || node->has("seed")) continue;
+    uint64_t key = (random_key(*node) ^ seed * 0x9e3779b97f4a7c15u) * 0xbf58476d1ce4e5b9u;
+    auto word = static_cast<uint32_t>(key >> 32) & 0x3fffffffu;  // as a float it is finite
+    if (node->op == "Dropout") {
+      node->set("seed", static_cast<int64_t>(word));
+    } else {
+      node->set("seed", std::bit_cast<float>(word));
+    }
+  }
+}
+
 // Gives the inputs their types; those whose contents are compiled in or left out become plain constants.
 void fix_inputs(Graph& graph, Specialised& made, const std::vector<InputSpec>& specs) {
   std::unordered_set<const Value*> gone;
@@ -163,7 +179,12 @@ void fix_inputs(Graph& graph, Specialised& made, const std::vector<InputSpec>& s
 
 }  // namespace
 
-Specialised specialise(const Model& model, const std::vector<Value*>& inputs, const std::vector<InputSpec>& specs, const RankContext& rank) {
+Specialised specialise(const Model& model, const std::vector<Value*>& inputs, const std::vector<InputSpec>& specs,
+                       const std::set<std::string>& distrusted, RankContext& rank) {
+  // What only programs that are gone used goes too.
+  std::erase_if(rank.folded, [](const auto& known) {
+    return std::all_of(known.outputs.begin(), known.outputs.end(), [](const TensorPtr& t) { return t.use_count() <= 1; });
+  });
   Specialised made;
   auto copy = std::make_shared<Model>(model);
   ValueMap map;
@@ -177,8 +198,9 @@ Specialised specialise(const Model& model, const std::vector<Value*>& inputs, co
 
   InferOptions options;
   options.keep_hints = false;
+  if (!distrusted.empty()) options.distrust = [&](const Node& node) { return distrusted.count(node.name) > 0; };
   options.evaluate = [&](const Node& node, const std::vector<TensorPtr>& in, std::vector<TensorPtr>& out) {
-    return evaluate_node(node, in, rank.threads, max_folded_bytes, out);
+    return fold_node(node, in, rank, out);
   };
   auto kernel_exists = [&](const Node& node) { return has_kernel(node, rank.threads); };
   auto infer_and_fold = [&] {
@@ -194,6 +216,7 @@ Specialised specialise(const Model& model, const std::vector<Value*>& inputs, co
     while (inline_constant_branches(graph)) infer_and_fold();
   }
   remove_dead_nodes(graph);
+  seed_random_nodes(graph, rank.random_seed);
   return made;
 }
 

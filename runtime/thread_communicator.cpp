@@ -74,7 +74,9 @@ class ThreadCommunicator : public Communicator {
   int rank_;
 };
 
-int64_t detail_of(DType dtype, Reduction reduction) { return static_cast<int64_t>(dtype) * 16 + static_cast<int64_t>(reduction); }
+int64_t detail_of(DType dtype, Reduction reduction) {
+  return static_cast<int64_t>(dtype) * 16 + static_cast<int64_t>(reduction);
+}
 
 // Each rank reduces its share of the elements into the group's scratch, then everybody takes the whole.
 void ThreadCommunicator::all_reduce(std::span<const std::byte> in, std::span<std::byte> out, DType dtype, Reduction reduction) {

@@ -16,7 +16,9 @@ bool ThreadRequest::done() {
   return !group || group->done(*this);
 }
 
-void ThreadGroup::throw_aborted() const { throw Error("the ranks were stopped: " + reason_, "", ErrorCode::device); }
+void ThreadGroup::throw_aborted() const {
+  throw Error("the ranks were stopped: " + reason_, "", ErrorCode::device);
+}
 
 std::shared_ptr<ThreadRequest> ThreadGroup::new_request(int rank) {
   auto& mine = requests_[rank];
@@ -88,7 +90,9 @@ void ThreadGroup::wait(ThreadRequest& request) {
   std::unique_lock lock(mutex_);
   auto deadline = std::chrono::steady_clock::now() + timeout_;
   // A copy in progress is always waited for: the other thread is inside our buffer.
-  auto ready = [&] { return request.state_ == State::done || request.state_ == State::failed || (aborted_ && request.state_ == State::pending); };
+  auto ready = [&] {
+    return request.state_ == State::done || request.state_ == State::failed || (aborted_ && request.state_ == State::pending);
+  };
   if (!changed_.wait_until(lock, deadline, ready)) {
     if (request.state_ == State::copying) {
       changed_.wait(lock, ready);

@@ -27,8 +27,8 @@ class ThreadRequest : public Request {
 
  private:
   friend class ThreadGroup;
-  std::weak_ptr<ThreadGroup> group_;    // weak: the group keeps its requests to use them again
-  State state_ = State::done;           // guarded by the group's mutex, like the rest
+  std::weak_ptr<ThreadGroup> group_;  // weak: the group keeps its requests to use them again
+  State state_ = State::done;         // guarded by the group's mutex, like the rest
   std::string error_;
   const std::byte* from_bytes_ = nullptr;
   std::byte* to_bytes_ = nullptr;
@@ -52,7 +52,7 @@ class ThreadGroup : public std::enable_shared_from_this<ThreadGroup> {
     const char* operation = "";
     const std::byte* in = nullptr;
     std::byte* out = nullptr;
-    size_t bytes = 0;  // must be the same on all ranks
+    size_t bytes = 0;    // must be the same on all ranks
     int64_t detail = 0;  // root, type and reduction: must be the same too (colours of a split: may differ)
     bool detail_differs = false;
   };

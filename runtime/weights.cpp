@@ -72,13 +72,24 @@ TensorPtr random_tensor(const Tensor& like, uint64_t key) {
   Range range = range_of(like.dims);
   auto real = [range](uint32_t word) { return range.low + (range.high - range.low) * (static_cast<float>(word >> 8) * 0x1p-24f); };
   switch (like.dtype) {
-    case DType::float32: fill_elements<float>(*tensor, random, real); break;
-    case DType::float64: fill_elements<double>(*tensor, random, [&](uint32_t w) { return static_cast<double>(real(w)); }); break;
-    case DType::float16: fill_elements<_Float16>(*tensor, random, [&](uint32_t w) { return static_cast<_Float16>(real(w)); }); break;
-    case DType::bfloat16: fill_elements<uint16_t>(*tensor, random, [&](uint32_t w) { return bfloat_bits(real(w)); }); break;
+    case DType::float32:
+      fill_elements<float>(*tensor, random, real);
+      break;
+    case DType::float64:
+      fill_elements<double>(*tensor, random, [&](uint32_t w) { return static_cast<double>(real(w)); });
+      break;
+    case DType::float16:
+      fill_elements<_Float16>(*tensor, random, [&](uint32_t w) { return static_cast<_Float16>(real(w)); });
+      break;
+    case DType::bfloat16:
+      fill_elements<uint16_t>(*tensor, random, [&](uint32_t w) { return bfloat_bits(real(w)); });
+      break;
     case DType::int8:
-    case DType::uint8: fill_elements<uint8_t>(*tensor, random, [](uint32_t w) { return static_cast<uint8_t>(w >> 24); }); break;
-    default: break;  // indexes and flags: zeros are always legal
+    case DType::uint8:
+      fill_elements<uint8_t>(*tensor, random, [](uint32_t w) { return static_cast<uint8_t>(w >> 24); });
+      break;
+    default:
+      break;  // indexes and flags: zeros are always legal
   }
   return tensor;
 }

@@ -18,11 +18,13 @@ Heads heads_of(const Node& node, const RuleBuilder& rule) {
   return h;
 }
 
-Dim per_head(const Dim& hidden, int64_t heads) { return hidden.known() && heads > 0 ? Dim(hidden.value / heads) : Dim(); }
+Dim per_head(const Dim& hidden, int64_t heads) {
+  return hidden.known() && heads > 0 ? Dim(hidden.value / heads) : Dim();
+}
 
 // Query heads are (g r): r query heads share each of the g key-value heads.
-//   q [b, (g r), s, d], k [b, g, t, d], v [b, g, t, e], mask [b, (g r), s, t], past [b, g, p, d] -> y [b, (g r), s, e], present [b, g, p+t, d]
-//   or, of rank 3, q [b, s, (g r d)], k [b, t, (g d)], v [b, t, (g e)] -> y [b, s, (g r e)]
+//   q [b, (g r), s, d], k [b, g, t, d], v [b, g, t, e], mask [b, (g r), s, t], past [b, g, p, d] -> y [b, (g r), s, e], present [b, g, p+t,
+//   d] or, of rank 3, q [b, s, (g r d)], k [b, t, (g d)], v [b, t, (g e)] -> y [b, s, (g r e)]
 FactorRule attention_factors(const Node& node) {
   RuleBuilder rule(node);
   Heads heads = heads_of(node, rule);
@@ -143,7 +145,9 @@ FactorRule rotary_factors(const Node& node) {
   return rule.done();
 }
 
-double rotary_flops(const Node& node) { return 3 * output_elements(node); }
+double rotary_flops(const Node& node) {
+  return 3 * output_elements(node);
+}
 
 // q [b, t, (h d)], k, v, past_state [b, h, d, e], decay, beta: heads and time are given whole
 FactorRule linear_attention_factors(const Node& node) {

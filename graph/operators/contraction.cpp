@@ -63,8 +63,10 @@ void per_row(RuleBuilder& rule, size_t operand, int factor, bool row) {
   // [..., m, 1] or [..., 1, n]: leading dimensions are those of the operand it belongs to.
   size_t at = row ? rank - 2 : rank - 1;
   for (size_t d = 0; d < rank; ++d) {
-    if (d == at) rule.in_unless_one(operand, d, factor);
-    else if (rule.dim(operand, d).value != 1) throw NoRule{"a scale for each matrix of a batch"};
+    if (d == at)
+      rule.in_unless_one(operand, d, factor);
+    else if (rule.dim(operand, d).value != 1)
+      throw NoRule{"a scale for each matrix of a batch"};
   }
 }
 
@@ -132,8 +134,10 @@ Term parse_term(const std::string& text) {
 std::vector<std::string> split_text(const std::string& text, char separator) {
   std::vector<std::string> parts(1);
   for (char c : text) {
-    if (c == separator) parts.emplace_back();
-    else parts.back() += c;
+    if (c == separator)
+      parts.emplace_back();
+    else
+      parts.back() += c;
   }
   return parts;
 }
@@ -180,8 +184,10 @@ FactorRule einsum_factors(const Node& node) {
     const Dim& size = rule.dim(operand, d);
     if (size.value == 1) return;
     auto [it, fresh] = factors.emplace(label, -1);
-    if (fresh) it->second = rule.add(size, parallel ? Kind::parallel : Kind::sum, label);
-    else if (!rule.factor(it->second).size.known()) rule.factor(it->second).size = size;
+    if (fresh)
+      it->second = rule.add(size, parallel ? Kind::parallel : Kind::sum, label);
+    else if (!rule.factor(it->second).size.known())
+      rule.factor(it->second).size = size;
     rule.in(operand, d, it->second);
   };
   for (size_t i = 0; i < e.terms.size(); ++i) {
@@ -191,8 +197,10 @@ FactorRule einsum_factors(const Node& node) {
       if (std::count(labels.begin(), labels.end(), c) > 1) throw NoRule{"its equation takes a diagonal"};
     size_t mine = rule.rank(i) - labels.size();
     for (size_t d = 0; d < rule.rank(i); ++d) {
-      if (d < t.before.size()) place(i, d, std::string(1, t.before[d]), result.find(t.before[d]) != std::string::npos);
-      else if (d < t.before.size() + mine) place(i, d, "..." + std::to_string(dots - mine + d - t.before.size()), e.result.ellipsis);
+      if (d < t.before.size())
+        place(i, d, std::string(1, t.before[d]), result.find(t.before[d]) != std::string::npos);
+      else if (d < t.before.size() + mine)
+        place(i, d, "..." + std::to_string(dots - mine + d - t.before.size()), e.result.ellipsis);
       else {
         char c = t.after[d - t.before.size() - mine];
         place(i, d, std::string(1, c), result.find(c) != std::string::npos);

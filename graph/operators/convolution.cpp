@@ -142,7 +142,9 @@ double conv_transpose_flops(const Node& node) {
   return 2 * input_elements(node) * count_of(w) / number_of(w->type.shape->front()) + bias;
 }
 
-double conv_flops(const Node& node) { return contraction_flops(node) + (node.input(2) && node.op == "Conv" ? output_elements(node) : 0); }
+double conv_flops(const Node& node) {
+  return contraction_flops(node) + (node.input(2) && node.op == "Conv" ? output_elements(node) : 0);
+}
 
 // x [n, c, h, w] -> [n, c, h', w']
 FactorRule pool_factors(const Node& node) {
@@ -210,8 +212,10 @@ FactorRule causal_conv_factors(const Node& node) {
     rule.out_rank(o, 3);
     rule.out(o, 0, n);
     rule.out(o, 1, c);
-    if (o == 0) rule.out(o, 2, l);
-    else rule.rest_whole_out(o, "p");
+    if (o == 0)
+      rule.out(o, 2, l);
+    else
+      rule.rest_whole_out(o, "p");
   }
   return rule.done();
 }

@@ -45,7 +45,9 @@ FactorRule resize_factors(const Node& node) {
   return rule.done();
 }
 
-double resize_flops(const Node& node) { return node.get_string("mode", "nearest") == "nearest" ? 0 : output_elements(node); }
+double resize_flops(const Node& node) {
+  return node.get_string("mode", "nearest") == "nearest" ? 0 : output_elements(node);
+}
 
 // theta [n, 2, 3] or [n, 3, 4] -> grid [n, (d,) h, w, 2 or 3]
 FactorRule affine_grid_factors(const Node& node) {

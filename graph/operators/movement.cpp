@@ -73,7 +73,8 @@ FactorRule split_factors(const Node& node) {
   RuleBuilder rule(node);
   size_t axis = axis_of(node.get_int("axis", 0), rule.rank(0));
   bool single = node.outputs.size() == 1;
-  return axiswise(rule, [&](size_t d) { return single || d != axis; }, node.outputs.size());
+  return axiswise(
+      rule, [&](size_t d) { return single || d != axis; }, node.outputs.size());
 }
 
 // The axes a Slice may shorten or turn round.
@@ -84,7 +85,7 @@ std::vector<bool> sliced_axes(const Node& node, RuleBuilder& rule) {
   auto starts = constant_ints(node, 1), ends = constant_ints(node, 2), steps = constant_ints(node, 4);
   if (!axes) {  // one start for each leading axis
     const Value* s = node.input(1);
-    size_t n = starts                                                                          ? starts->size()
+    size_t n = starts                                                                            ? starts->size()
                : s && s->type.shape && s->type.shape->size() == 1 && (*s->type.shape)[0].known() ? (*s->type.shape)[0].value
                                                                                                  : rank;
     axes.emplace();
@@ -94,8 +95,8 @@ std::vector<bool> sliced_axes(const Node& node, RuleBuilder& rule) {
     const Dim& size = rule.dim(0, (*axes)[k]);
     bool step_one = !node.input(4) || (steps && k < steps->size() && (*steps)[k] == 1);
     bool from_start = starts && k < starts->size() && ((*starts)[k] == 0 || (size.known() && (*starts)[k] <= -size.value));
-    bool to_end = ends && k < ends->size() &&
-                  ((*ends)[k] >= std::numeric_limits<int32_t>::max() || (size.known() && (*ends)[k] >= size.value));
+    bool to_end =
+        ends && k < ends->size() && ((*ends)[k] >= std::numeric_limits<int32_t>::max() || (size.known() && (*ends)[k] >= size.value));
     if (!(step_one && from_start && to_end)) cut[(*axes)[k]] = true;
   }
   return cut;

@@ -54,7 +54,8 @@ FactorRule arg_factors(const Node& node) {
 }  // namespace
 
 std::vector<OperatorRecord> reduction_operators() {
-  static const std::unordered_map<std::string, int> since = {{"ReduceSum", 13}, {"ReduceMin", 20}, {"ReduceMax", 20}, {"ReduceLogSum", 28}, {"ReduceLogSumExp", 28}};
+  static const std::unordered_map<std::string, int> since = {
+      {"ReduceSum", 13}, {"ReduceMin", 20}, {"ReduceMax", 20}, {"ReduceLogSum", 28}, {"ReduceLogSumExp", 28}};
   std::vector<OperatorRecord> records;
   auto row = [&](const char* name, int version, FactorRule (*factors)(const Node&)) {
     auto it = since.find(name);

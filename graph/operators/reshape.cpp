@@ -41,9 +41,12 @@ Shape complete(const Shape& from, Shape to) {
   Dim* unknown = nullptr;
   DimProduct known(1), total(1);
   for (Dim& d : to) {
-    if (auto p = product_of(d)) known = known * *p;
-    else if (unknown) return to;
-    else unknown = &d;
+    if (auto p = product_of(d))
+      known = known * *p;
+    else if (unknown)
+      return to;
+    else
+      unknown = &d;
   }
   for (const DimProduct& p : products_of(from, "?in")) total = total * p;
   if (!unknown) return to;

@@ -28,7 +28,9 @@ const Shape& RuleBuilder::shape(size_t operand) const {
   return *s;
 }
 
-const Shape* RuleBuilder::output_shape(size_t output) const { return shape_of_value(node_.out(output)); }
+const Shape* RuleBuilder::output_shape(size_t output) const {
+  return shape_of_value(node_.out(output));
+}
 
 int RuleBuilder::add(const Dim& size, Kind kind, std::string name) {
   rule_.factors.push_back({size, kind, std::move(name)});
@@ -104,7 +106,9 @@ std::optional<std::vector<size_t>> axes_of(const Node& node, size_t operand, con
   return result;
 }
 
-bool same_known(const Dim& a, const Dim& b) { return a == b && (a.known() || !a.symbol.empty()); }
+bool same_known(const Dim& a, const Dim& b) {
+  return a == b && (a.known() || !a.symbol.empty());
+}
 
 std::vector<int> broadcast(RuleBuilder& rule, const std::vector<size_t>& operands, size_t skip_last) {
   size_t rank = 0;
@@ -147,8 +151,12 @@ double count_of(const Value* value) {
   return n;
 }
 
-double output_elements(const Node& node) { return count_of(node.out(0)); }
-double input_elements(const Node& node) { return count_of(node.input(0)); }
+double output_elements(const Node& node) {
+  return count_of(node.out(0));
+}
+double input_elements(const Node& node) {
+  return count_of(node.input(0));
+}
 
 double factor_product(const FactorRule& rule) {
   double n = 1;

@@ -66,7 +66,7 @@ bool same_known(const Dim& a, const Dim& b);  // both numbers and equal, or the 
 std::vector<int> broadcast(RuleBuilder& rule, const std::vector<size_t>& operands, size_t skip_last = 0);
 
 // --- floating-point operations ---
-double count_of(const Value* value);     // elements; unknown dimensions count as 1; 0 for a value left out
+double count_of(const Value* value);       // elements; unknown dimensions count as 1; 0 for a value left out
 double output_elements(const Node& node);  // of output 0
 double input_elements(const Node& node);   // of input 0
 double factor_product(const FactorRule& rule);

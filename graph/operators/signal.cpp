@@ -15,7 +15,9 @@ double log2_flops(const Node& node, size_t axis_from_end) {
   return n > 1 ? 5 * count_of(x) * std::log2(n) / 2 : 0;
 }
 
-double dft_flops(const Node& node) { return log2_flops(node, 2); }
+double dft_flops(const Node& node) {
+  return log2_flops(node, 2);
+}
 
 // x [..., n, ..., 1 or 2] -> [..., n', ..., 2 or 1]
 FactorRule dft_factors(const Node& node) {

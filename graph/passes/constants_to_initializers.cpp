@@ -27,7 +27,8 @@ TensorPtr float_tensor(const std::vector<float>& values) {  // shape [n]
 TensorPtr dense_of(const Attribute& attribute, const std::string& model_path, FileCache& files) {
   onnx::AttributeProto proto;
   const auto* opaque = std::get_if<OpaqueAttribute>(&attribute.value);
-  if (!opaque || !proto.ParseFromString(opaque->proto) || !proto.has_sparse_tensor()) throw Error("the attribute 'sparse_value' holds no sparse tensor", "export the model again");
+  if (!opaque || !proto.ParseFromString(opaque->proto) || !proto.has_sparse_tensor())
+    throw Error("the attribute 'sparse_value' holds no sparse tensor", "export the model again");
   if (!files.model_file && !model_path.empty()) files.model_file = MappedFile::open(model_path);
   return densify(proto.sparse_tensor(), std::filesystem::path(model_path).parent_path().string(), files, {});
 }
@@ -74,6 +75,8 @@ void constants_to_initializers(Graph& graph, const std::string& model_path) {
   });
 }
 
-void constants_to_initializers(Model& model) { constants_to_initializers(*model.graph, model.path); }
+void constants_to_initializers(Model& model) {
+  constants_to_initializers(*model.graph, model.path);
+}
 
 }  // namespace fretsaw

@@ -22,6 +22,14 @@ onnx::NodeProto proto_of(Node& node) {
   return proto.graph().node(0);
 }
 
+// Bodies refer to attributes that a node may leave out; the schema knows their defaults.
+void add_defaults(const onnx::OpSchema& schema, onnx::FunctionProto& function) {
+  for (const auto& [name, attribute] : schema.attributes()) {
+    if (attribute.default_value.name().empty()) continue;
+    *function.add_attribute_proto() = attribute.default_value;
+  }
+}
+
 // The function that the operator's schema gives for this node; false when there is none for its types and attributes.
 bool find_function(const Model& model, Node& node, onnx::FunctionProto& function) {
   auto opset = model.opsets.find(node.domain);
@@ -30,6 +38,7 @@ bool find_function(const Model& model, Node& node, onnx::FunctionProto& function
   if (!schema) return false;
   if (const onnx::FunctionProto* plain = schema->GetFunction()) {
     function = *plain;
+    add_defaults(*schema, function);
     return true;
   }
   if (!schema->HasContextDependentFunction()) return false;
@@ -39,7 +48,9 @@ bool find_function(const Model& model, Node& node, onnx::FunctionProto& function
     if (node.inputs[i]) to_proto(node.inputs[i]->type, types[i]);
   onnx::FunctionBodyBuildContextImpl context(proto, types);
   try {
-    return schema->BuildContextDependentFunction(context, function);
+    if (!schema->BuildContextDependentFunction(context, function)) return false;
+    add_defaults(*schema, function);
+    return true;
   } catch (const std::exception&) {
     return false;  // it needs a type that is not known
   }

@@ -10,10 +10,13 @@ namespace fretsaw {
 namespace {
 
 bool is_float32_of(const Value* v, int64_t count) {
-  return is_fixed(v) && v->constant->dtype == DType::float32 && v->constant->data && !v->constant->is_missing() && v->constant->count() == count;
+  return is_fixed(v) && v->constant->dtype == DType::float32 && v->constant->data && !v->constant->is_missing() &&
+         v->constant->count() == count;
 }
 
-float* floats(Tensor& tensor) { return reinterpret_cast<float*>(mutable_data(tensor)); }
+float* floats(Tensor& tensor) {
+  return reinterpret_cast<float*>(mutable_data(tensor));
+}
 
 // w [O, ...] with each output channel times factors[o].
 TensorPtr scale_channels(const Value& weights, const std::vector<double>& factors) {
@@ -56,6 +59,7 @@ void fold(Graph& graph, Match& m, Node& norm, const Node& conv) {
 }  // namespace
 
 void fold_batch_norm(Graph& graph) {
+  if (!has_any(graph, {"BatchNormalization"})) return;
   Matcher matcher(graph);
   matcher.run([&](Node& norm) {
     if (!norm.is("BatchNormalization") || norm.inputs.size() != 5 || norm.get_int("training_mode", 0) != 0) return;

@@ -3,6 +3,9 @@
 
 #include <onnx/onnx_pb.h>
 
+#include <algorithm>
+#include <unordered_set>
+
 #include "graph/errors.h"
 #include "graph/io/reading.h"
 #include "graph/passes.h"
@@ -32,8 +35,15 @@ FunctionBody read_function(const onnx::FunctionProto& proto, Graph* scope, const
     graph.set_name(proto.name());
     for (const std::string& name : proto.input()) graph.add_input()->set_name(name);
     *graph.mutable_node() = proto.node();
-    for (const std::string& name : proto.output()) graph.add_output()->set_name(name);
+    // A body made for one call may leave out outputs that the call does not want; they stand as null.
+    std::unordered_set<std::string> made(proto.input().begin(), proto.input().end());
+    for (const auto& node : proto.node()) made.insert(node.output().begin(), node.output().end());
+    for (const std::string& name : proto.output())
+      if (made.count(name)) graph.add_output()->set_name(name);
     function.graph = graph_from_proto(graph, scope, folder, files);
+    std::vector<Value*>& outputs = function.graph->outputs;
+    for (size_t i = 0; i < static_cast<size_t>(proto.output_size()); ++i)
+      if (!made.count(proto.output(static_cast<int>(i)))) outputs.insert(outputs.begin() + static_cast<std::ptrdiff_t>(i), nullptr);
     for (const auto& a : proto.attribute_proto()) function.defaults.push_back(read_default(a, folder, files));
   } catch (const Error& e) {
     throw Error("in function '" + function.id + "': " + e.problem(), e.remedy(), e.code()).at_node(e.node(), e.op());
@@ -73,9 +83,11 @@ void substitute(Graph& graph, const FunctionBody& function, const Node& call) {
 
 }  // namespace
 
-GraphPtr instantiate(const FunctionBody& function, const Node& call, const std::string& model_path, const std::function<bool(const Node&)>& leave) {
+GraphPtr instantiate(const FunctionBody& function, const Node& call, const std::string& model_path,
+                     const std::function<bool(const Node&)>& leave) {
   if (call.inputs.size() > function.graph->inputs.size() || call.outputs.size() > function.graph->outputs.size())
-    throw Error("the call has more inputs or outputs than function '" + function.id + "'", "export the model again").at_node(call.name, call.op);
+    throw Error("the call has more inputs or outputs than function '" + function.id + "'", "export the model again")
+        .at_node(call.name, call.op);
   GraphPtr instance = clone(*function.graph);
   substitute(*instance, function, call);
   constants_to_initializers(*instance, model_path);
@@ -122,6 +134,8 @@ std::vector<Node*> splice(const Graph& instance, Node& call) {
   for (size_t i = 0; i < call.outputs.size(); ++i) {
     Value *outer = call.outputs[i], *inner = instance.outputs[i];
     if (!outer) continue;
+    if (!inner)
+      throw Error("output '" + outer->name + "' is not made by the function's body", "export the model again").at_node(call.name, call.op);
     bool made_inside = inner->producer && inner->graph == &instance;
     if (made_inside && mapping.try_emplace(inner, outer).second) continue;
     handed_on.emplace_back(inner, outer);
@@ -129,7 +143,9 @@ std::vector<Node*> splice(const Graph& instance, Node& call) {
   std::vector<Node*> nodes = copy_nodes(instance, *call.graph, mapping, call.name);
   for (auto [inner, outer] : handed_on) {
     auto it = mapping.find(inner);
-    if (it == mapping.end()) throw Error("output '" + outer->name + "' of the function is an input that the call leaves out", "give the input").at_node(call.name, call.op);
+    if (it == mapping.end())
+      throw Error("output '" + outer->name + "' of the function is an input that the call leaves out", "give the input")
+          .at_node(call.name, call.op);
     nodes.push_back(identity(it->second, outer, call));
   }
   return nodes;

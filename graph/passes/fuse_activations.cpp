@@ -28,7 +28,8 @@ bool take_apart(Match& m, Value* v, const std::vector<Value*>& whole, Product& p
   if (Node* mul = stop ? nullptr : m.made_by(v, "Mul"); mul && mul->inputs.size() == 2)
     return take_apart(m, mul->inputs[0], whole, p) && take_apart(m, mul->inputs[1], whole, p);
   size_t before = m.mark();
-  if (Node* div = stop ? nullptr : m.made_by(v, "Div"); div && scalar_value(div->input(1), number) && div->inputs[1]->constant->dims.size() <= 1) {
+  if (Node* div = stop ? nullptr : m.made_by(v, "Div");
+      div && scalar_value(div->input(1), number) && div->inputs[1]->constant->dims.size() <= 1) {
     p.number /= number;
     return take_apart(m, div->inputs[0], whole, p);
   }
@@ -135,6 +136,7 @@ bool match_gelu(Match& m, Node& root, Gelu& gelu) {
 }  // namespace
 
 void fuse_gelu(Graph& graph) {
+  if (!has_any(graph, {"Erf", "Tanh"})) return;
   Matcher matcher(graph);
   matcher.run([&](Node& root) {
     Match m(matcher, root);
@@ -148,6 +150,7 @@ void fuse_gelu(Graph& graph) {
 
 // x * sigmoid(alpha x), x * hardsigmoid(x) with the slope 1/6, x * tanh(softplus(x)).
 void fuse_swish(Graph& graph) {
+  if (!has_any(graph, {"Sigmoid", "HardSigmoid", "Softplus"})) return;
   Matcher matcher(graph);
   matcher.run([&](Node& root) {
     if (!root.is("Mul")) return;
@@ -161,11 +164,14 @@ void fuse_swish(Graph& graph) {
         op = "Swish";
         if (sigmoid->inputs[0] == x) return true;
         Node* mul = m.made_by(sigmoid->inputs[0], "Mul");
-        return mul && m.either(*mul, [&](Value* b, Value* number) { return b == x && scalar_value(number, alpha) && number->constant->dims.size() <= 1; });
+        return mul && m.either(*mul, [&](Value* b, Value* number) {
+          return b == x && scalar_value(number, alpha) && number->constant->dims.size() <= 1;
+        });
       }
       if (Node* hard = m.made_by(gate, "HardSigmoid")) {
         op = "HardSwish";
-        return hard->inputs[0] == x && near(hard->get_float("alpha", 0.2F), 1.0 / 6, DType::float32) && near(hard->get_float("beta", 0.5F), 0.5, DType::float32);
+        return hard->inputs[0] == x && near(hard->get_float("alpha", 0.2F), 1.0 / 6, DType::float32) &&
+               near(hard->get_float("beta", 0.5F), 0.5, DType::float32);
       }
       op = "Mish";
       Node* tanh = m.made_by(gate, "Tanh");

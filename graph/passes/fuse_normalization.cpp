@@ -99,7 +99,9 @@ bool rms_norm_core(Match& m, Value* v, Norm& norm) {
   });
 }
 
-bool is_vector_of(const Value* v, int64_t size) { return v && rank_of(v) == 1 && last_dim(v) == size; }
+bool is_vector_of(const Value* v, int64_t size) {
+  return v && rank_of(v) == 1 && last_dim(v) == size;
+}
 
 // Float64 would lose digits: the fused operators compute in float32.
 bool computes_in_float32(const Value* x) {
@@ -129,6 +131,7 @@ bool scaled(Match& m, Node& mul, bool (*core)(Match&, Value*, Norm&), Norm& norm
 }  // namespace
 
 void fuse_layer_normalization(Graph& graph) {
+  if (!has_any(graph, {"ReduceMean"})) return;
   Matcher matcher(graph);
   matcher.run([&](Node& root) {
     Match m(matcher, root);
@@ -139,7 +142,8 @@ void fuse_layer_normalization(Graph& graph) {
       found = m.either(root, [&](Value* v, Value* b) {
         bias = b;
         Node* mul = m.made_by(v, "Mul");
-        return mul && scaled(m, *mul, layer_norm_core, norm, scale) && is_vector_of(b, last_dim(norm.x)) && b->type.dtype == norm.x->type.dtype;
+        return mul && scaled(m, *mul, layer_norm_core, norm, scale) && is_vector_of(b, last_dim(norm.x)) &&
+               b->type.dtype == norm.x->type.dtype;
       });
     else if (root.is("Mul"))
       found = scaled(m, root, layer_norm_core, norm, scale);
@@ -151,6 +155,7 @@ void fuse_layer_normalization(Graph& graph) {
 }
 
 void fuse_rms_normalization(Graph& graph) {
+  if (!has_any(graph, {"ReduceMean"})) return;
   Matcher matcher(graph);
   matcher.run([&](Node& root) {
     Match m(matcher, root);

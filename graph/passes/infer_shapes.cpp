@@ -241,6 +241,11 @@ void Engine::infer(Node& node) {
   if (evaluate(node)) return;
   infer_types(node);
   refine(node);
+  if (options_.distrust && options_.distrust(node)) {
+    for (Value* v : node.outputs)
+      if (v) v->type.shape.reset();
+    return;
+  }
   for (size_t i = 0; i < node.outputs.size(); ++i)
     if (node.outputs[i]) keep_hint(node.outputs[i]->type, hints[i]);
   note_contents(node);

@@ -24,6 +24,8 @@ class Inliner {
 
   bool is_call(const Node& node) const { return protos_.count(key(node.domain, node.op, node.overload)) > 0; }
 
+  void check(Graph& graph) { expanded_size(graph); }
+
   void run(Graph& graph) {
     std::vector<Node*> kept;
     kept.reserve(graph.nodes.size());
@@ -38,7 +40,9 @@ class Inliner {
   }
 
  private:
-  static std::string key(const std::string& domain, const std::string& name, const std::string& overload) { return domain + "\n" + name + "\n" + overload; }
+  static std::string key(const std::string& domain, const std::string& name, const std::string& overload) {
+    return domain + "\n" + name + "\n" + overload;
+  }
 
   const FunctionBody& body_of(const Node& call) {
     std::string k = key(call.domain, call.op, call.overload);
@@ -50,28 +54,48 @@ class Inliner {
   }
 
   std::vector<Node*> expand(Node& call) {
-    std::string k = key(call.domain, call.op, call.overload);
-    for (const std::string& open : open_)
-      if (open == k) throw Error("function '" + call.op + "' calls itself", "ONNX functions may not be recursive").at_node(call.name, call.op);
-    // Bodies that double at each level would grow without bound from a small file.
-    if (open_.size() > 100 || expanded_ > kMostNodes) throw Error("the model's functions expand to more than a million nodes", "reduce the nesting of its functions");
     const FunctionBody& function = body_of(call);
     for (const auto& [domain, version] : function.opsets)
       if (!domain.empty()) model_.opsets.try_emplace(domain, version);
-    open_.push_back(k);
     GraphPtr instance = instantiate(function, call, model_.path, [this](const Node& node) { return is_call(node); });
-    expanded_ += instance->nodes.size();
     run(*instance);
-    open_.pop_back();
     return splice(*instance, call);
   }
 
+  // How many nodes the graph has with all calls expanded. Finds recursion, and bodies that double at each level: a small file would
+  // grow without bound.
+  size_t expanded_size(Graph& graph) {
+    size_t total = 0;
+    for_each_graph(graph, [&](Graph& g) {
+      for (const Node* node : g.nodes) {
+        total += is_call(*node) ? expanded_size(*node) : 1;
+        if (total > kMostNodes)
+          throw Error("the model's functions expand to more than a million nodes", "reduce the nesting of its functions");
+      }
+    });
+    return total;
+  }
+
+  size_t expanded_size(const Node& call) {
+    std::string k = key(call.domain, call.op, call.overload);
+    constexpr size_t open = SIZE_MAX;
+    auto [it, added] = sizes_.emplace(k, open);
+    if (!added && it->second == open)
+      throw Error("function '" + call.op + "' calls itself", "ONNX functions may not be recursive").at_node(call.name, call.op);
+    if (!added) return it->second;
+    if (++depth_ > kDeepest) throw Error("the model's functions are nested more than 200 deep", "flatten them").at_node(call.name, call.op);
+    size_t size = expanded_size(*body_of(call).graph);
+    --depth_;
+    return sizes_[k] = size;
+  }
+
   static constexpr size_t kMostNodes = 1'000'000;
+  static constexpr int kDeepest = 200;
   Model& model_;
   std::unordered_map<std::string, const std::string*> protos_;
   std::unordered_map<std::string, FunctionBody> bodies_;
-  std::vector<std::string> open_;
-  size_t expanded_ = 0;
+  std::unordered_map<std::string, size_t> sizes_;
+  int depth_ = 0;
   FileCache files_;
   std::string folder_;
 };
@@ -81,6 +105,7 @@ class Inliner {
 void inline_functions(Model& model) {
   if (model.functions.empty()) return;
   Inliner inliner(model);
+  inliner.check(*model.graph);
   // Bodies come in at the newest operator set, whatever they were written in, so the model must be there first.
   constants_to_initializers(model);
   upgrade_model(model, [&](const Node& node) { return inliner.is_call(node); });

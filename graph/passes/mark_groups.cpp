@@ -41,9 +41,8 @@ class GroupMarker {
 
   // The one node that uses the one output of `node`, directly and once; null when there is none.
   Node* only_user(const Node& node) const {
-    if (node.outputs.size() != 1 || !node.out(0) || !uses_.once(node.out(0))) return nullptr;
-    Node* user = uses_.of(node.out(0)).front();
-    return bodies(*user).empty() ? user : nullptr;
+    Node* user = node.outputs.size() == 1 && node.out(0) ? uses_.only_user(node.out(0)) : nullptr;
+    return user && bodies(*user).empty() ? user : nullptr;
   }
 
   bool operands_ready(const Node& node, const Value* from_group, const Node& contraction) const {

@@ -6,10 +6,8 @@ namespace fretsaw {
 
 std::vector<Pass> normalise_passes() {
   return {
-      {"inline-functions", inline_functions},
-      {"constants-to-initializers", constants_to_initializers},
-      {"upgrade-opset", upgrade_opset},
-      {"remove-dead-nodes", [](Model& model) { remove_dead_nodes(*model.graph); }},
+      {"inline-functions", inline_functions},   {"constants-to-initializers", constants_to_initializers},
+      {"upgrade-opset", upgrade_opset},         {"remove-dead-nodes", [](Model& model) { remove_dead_nodes(*model.graph); }},
       {"remove-identities", remove_identities},
   };
 }

@@ -8,6 +8,13 @@
 
 namespace fretsaw {
 
+bool has_any(const Graph& graph, std::initializer_list<std::string_view> ops) {
+  for (const Node* node : graph.nodes)
+    for (std::string_view op : ops)
+      if (node->is(op)) return true;
+  return false;
+}
+
 void Matcher::run(const std::function<void(Node&)>& visit) {
   for (size_t i = graph_.nodes.size(); i-- > 0;)
     if (!gone_.count(graph_.nodes[i])) visit(*graph_.nodes[i]);
@@ -39,9 +46,7 @@ bool Match::closed() const {
   for (const Node* node : taken_)
     for (const Value* v : node->outputs) {
       if (!v || node == &root_) continue;
-      if (matcher_.uses_.outputs.count(v)) return false;
-      const auto& users = matcher_.uses_.of(v);
-      if (!std::all_of(users.begin(), users.end(), inside)) return false;
+      if (matcher_.uses_.is_output(v) || !matcher_.uses_.all_users(v, inside)) return false;
     }
   return true;
 }
@@ -54,7 +59,7 @@ Node* Match::replace(const std::string& op, std::vector<Value*> inputs, std::vec
       if (v) v->producer = nullptr;
   }
   for (Value* v : inputs)  // later matches see who uses these now
-    if (v) matcher_.uses_.nodes[v].push_back(&root_);
+    if (v) matcher_.uses_.add(v, &root_);
   // The root stays in its place in the order, with its name and output.
   root_.op = op;
   root_.inputs = std::move(inputs);
@@ -77,7 +82,9 @@ int64_t rank_of(const Value* value) {
   return value && value->type.is_tensor() && value->type.shape ? static_cast<int64_t>(value->type.shape->size()) : -1;
 }
 
-int64_t last_dim(const Value* value) { return rank_of(value) > 0 ? value->type.shape->back().value : -1; }
+int64_t last_dim(const Value* value) {
+  return rank_of(value) > 0 ? value->type.shape->back().value : -1;
+}
 
 bool reduces_last_axis(const Node& node) {
   const Value* axes = node.input(1);
@@ -88,9 +95,17 @@ bool reduces_last_axis(const Node& node) {
   return (*values)[0] == -1 || (rank > 0 && (*values)[0] == rank - 1);
 }
 
+// Normalisations are found by their types and shapes: inferred when there may be one to find.
+static void infer_for_patterns(Model& model) {
+  bool found = false;
+  for_each_graph(*model.graph, [&](Graph& g) { found |= has_any(g, {"ReduceMean"}) && has_any(g, {"Sqrt", "Pow"}); });
+  if (found) infer_shapes(model);
+}
+
 std::vector<Pass> pattern_passes() {
   auto everywhere = [](void (*pass)(Graph&)) { return [pass](Model& model) { for_each_graph(*model.graph, pass); }; };
   return {
+      {"infer-for-patterns", infer_for_patterns},
       {"fuse-layer-normalization", everywhere(fuse_layer_normalization)},
       {"fuse-rms-normalization", everywhere(fuse_rms_normalization)},
       {"fuse-gelu", everywhere(fuse_gelu)},

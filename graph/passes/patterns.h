@@ -11,6 +11,7 @@
 //   });
 #pragma once
 #include <functional>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -23,9 +24,6 @@ class Matcher {
   explicit Matcher(Graph& graph) : graph_(graph), uses_(graph) {}
   // Calls `visit` for each node of these operators that is still there, the last first; at the end removes what matches replaced.
   void run(const std::function<void(Node&)>& visit);
-
-  Graph& graph() { return graph_; }
-  const Uses& uses() const { return uses_; }
 
  private:
   friend class Match;
@@ -58,6 +56,8 @@ class Match {
   std::vector<Node*> taken_;
 };
 
+// Whether the graph has a node of one of these operators: a cheap look before a Matcher is made.
+bool has_any(const Graph& graph, std::initializer_list<std::string_view> ops);
 // Whether two numbers are the same as far as the element type tells.
 bool near(double found, double number, DType type);
 // Whether `value` is a fixed scalar, or a vector of one element, near `number`.
@@ -70,8 +70,8 @@ bool reduces_last_axis(const Node& node);
 
 void fuse_layer_normalization(Graph& graph);  // fuse_normalization.cpp
 void fuse_rms_normalization(Graph& graph);
-void fuse_gelu(Graph& graph);                 // fuse_activations.cpp
+void fuse_gelu(Graph& graph);  // fuse_activations.cpp
 void fuse_swish(Graph& graph);
-void fold_batch_norm(Graph& graph);           // fold_batch_norm.cpp
+void fold_batch_norm(Graph& graph);  // fold_batch_norm.cpp
 
 }  // namespace fretsaw

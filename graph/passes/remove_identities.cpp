@@ -1,4 +1,6 @@
 // Nodes that hand their input through: Identity, Dropout in inference, Cast to the type the value has. Names of graph outputs stay.
+#include <algorithm>
+#include <optional>
 #include <unordered_set>
 
 #include "graph/passes.h"
@@ -12,12 +14,11 @@ bool is_false_or_missing(const Value* value) {
   return !value || (scalar_value(value, number) && number == 0);
 }
 
-bool hands_through(const Node& node, const ElementTypes& types, const Uses& uses) {
+bool hands_through(const Node& node, const ElementTypes& types, const std::optional<Uses>& uses) {
   if (!node.input(0) || !node.out(0)) return false;
   if (node.is("Identity")) return true;
   if (node.is("Dropout")) {
-    const Value* mask = node.out(1);
-    return is_false_or_missing(node.input(2)) && (!mask || (uses.of(mask).empty() && !uses.outputs.count(mask)));
+    return is_false_or_missing(node.input(2)) && (!node.out(1) || uses->unused(node.out(1)));
   }
   if (node.is("Cast")) {
     DType from = types.of(node.inputs[0]);
@@ -35,7 +36,8 @@ class IdentityRemover {
 
  private:
   void run(Graph& graph) {
-    Uses uses(graph);
+    std::optional<Uses> uses;  // only a Dropout asks
+    if (std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const Node* node) { return node->is("Dropout"); })) uses.emplace(graph);
     std::unordered_set<const Value*> outputs(graph.outputs.begin(), graph.outputs.end());
     Rewriter(graph).walk([&](Node& node) {
       for (Value*& v : node.inputs)
@@ -75,6 +77,8 @@ class IdentityRemover {
 
 }  // namespace
 
-void remove_identities(Model& model) { IdentityRemover().run_all(*model.graph); }
+void remove_identities(Model& model) {
+  IdentityRemover().run_all(*model.graph);
+}
 
 }  // namespace fretsaw

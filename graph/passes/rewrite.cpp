@@ -27,8 +27,8 @@ void Rewriter::walk(const std::function<bool(Node&)>& visit) {
   graph_.nodes = std::move(kept_);
 }
 
-Node* Rewriter::add_making(const std::string& op, std::vector<Value*> inputs, std::vector<Value*> outputs, std::vector<Attribute> attributes,
-                           bool after) {
+Node* Rewriter::add_making(const std::string& op, std::vector<Value*> inputs, std::vector<Value*> outputs,
+                           std::vector<Attribute> attributes, bool after) {
   Node* node = graph_.add_node_object();
   node->op = op;
   node->inputs = std::move(inputs);
@@ -59,7 +59,9 @@ Value* Rewriter::detach(Node& node, size_t output) {
   return old;
 }
 
-Value* Rewriter::constant(TensorPtr tensor, const std::string& name) { return graph_.add_constant(graph_.fresh_name(name), std::move(tensor)); }
+Value* Rewriter::constant(TensorPtr tensor, const std::string& name) {
+  return graph_.add_constant(graph_.fresh_name(name), std::move(tensor));
+}
 
 void for_each_graph(Graph& graph, const std::function<void(Graph&)>& visit) {
   visit(graph);
@@ -99,7 +101,6 @@ std::vector<Node*> copy_nodes(const Graph& body, Graph& target, ValueMap& mappin
   copies.reserve(body.nodes.size());
   for (const Node* node : body.nodes) {
     Node* n = target.add_node_object();
-    n->name = named(node->name);
     n->op = node->op;
     n->domain = node->domain;
     n->overload = node->overload;
@@ -118,6 +119,7 @@ std::vector<Node*> copy_nodes(const Graph& body, Graph& target, ValueMap& mappin
       if (copy->type.kind == Type::Kind::unknown) copy->type = v->type;
       set_output(*n, i, copy);
     }
+    n->name = named(node->name);  // after the outputs: of a node and a value with one name, the value keeps it
     auto copied = [&](const GraphPtr& g) {
       GraphPtr c = clone(*g, &mapping);
       c->parent = &target;
@@ -135,22 +137,40 @@ std::vector<Node*> copy_nodes(const Graph& body, Graph& target, ValueMap& mappin
 }
 
 Uses::Uses(const Graph& graph) {
-  nodes.reserve(graph.all_values().size());
+  users_.reserve(graph.nodes.size() * 2);
   for (Node* node : graph.nodes) {
     for (const Value* v : node->inputs)
-      if (v) nodes[v].push_back(node);
-    for (const Value* v : captures(*node)) nodes[v].push_back(node);
+      if (v) add(v, node);
+    for (const Attribute& a : node->attributes)
+      if (std::holds_alternative<GraphPtr>(a.value) || std::holds_alternative<std::vector<GraphPtr>>(a.value)) {
+        for (const Value* v : captures(*node)) add(v, node);
+        break;
+      }
   }
-  for (const Value* v : graph.outputs) ++outputs[v];
+  for (const Value* v : graph.outputs) users_[v].output = true;
 }
 
-const std::vector<Node*>& Uses::of(const Value* value) const {
-  static const std::vector<Node*> none;
-  auto it = nodes.find(value);
-  return it == nodes.end() ? none : it->second;
+void Uses::add(const Value* value, Node* user) {
+  Users& users = users_[value];
+  if (!users.first)
+    users.first = user;
+  else
+    users.more.push_back(user);
 }
 
-bool Uses::once(const Value* value) const { return of(value).size() == 1 && !outputs.count(value); }
+bool Uses::is_output(const Value* value) const {
+  auto it = users_.find(value);
+  return it != users_.end() && it->second.output;
+}
+
+Node* Uses::only_user(const Value* value) const {
+  auto it = users_.find(value);
+  return it != users_.end() && it->second.more.empty() && !it->second.output ? it->second.first : nullptr;
+}
+
+bool Uses::unused(const Value* value) const {
+  return users_.find(value) == users_.end();
+}
 
 namespace {
 

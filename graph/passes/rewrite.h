@@ -52,13 +52,33 @@ void set_output(Node& node, size_t index, Value* value);
 // Returns the copies in order; they are in target's storage and not yet in its node list. Names get the prefix and are made unique.
 std::vector<Node*> copy_nodes(const Graph& body, Graph& target, ValueMap& mapping, const std::string& prefix);
 
-// How often each value is used in this graph, bodies of its nodes included; an output of the graph counts as a use.
-struct Uses {
+// Who uses each value in this graph, bodies of its nodes included. An output of the graph counts as a use.
+class Uses {
+ public:
   explicit Uses(const Graph& graph);
-  std::unordered_map<const Value*, std::vector<Node*>> nodes;  // an entry for each input slot or body that uses it
-  std::unordered_map<const Value*, int> outputs;               // how often it is an output of the graph
-  bool once(const Value* value) const;                         // one use, and that by a node
-  const std::vector<Node*>& of(const Value* value) const;
+  void add(const Value* value, Node* user);
+  bool is_output(const Value* value) const;
+  // The node of the only use; null when there is another use, or none.
+  Node* only_user(const Value* value) const;
+  // Whether `test` holds for every node that uses the value; outputs of the graph are not looked at.
+  template <typename F>
+  bool all_users(const Value* value, const F& test) const {
+    auto it = users_.find(value);
+    if (it == users_.end() || !it->second.first) return true;
+    if (!test(it->second.first)) return false;
+    for (const Node* node : it->second.more)
+      if (!test(node)) return false;
+    return true;
+  }
+  bool unused(const Value* value) const;
+
+ private:
+  struct Users {
+    Node* first = nullptr;
+    std::vector<Node*> more;  // an entry for each further input slot or body
+    bool output = false;
+  };
+  std::unordered_map<const Value*, Users> users_;
 };
 
 // Whether a value is constant for good: an initializer that is no input, which a caller may override.

@@ -29,7 +29,9 @@ void run_one(Model& model, const Pass& pass) {
   try {
     pass.run(model);
   } catch (const Error& e) {
-    throw Error(e.problem() + " (pass " + pass.name + ")", e.remedy(), e.code()).at_node(e.node(), e.op()).in_file(e.file().empty() ? model.path : e.file());
+    throw Error(e.problem() + " (pass " + pass.name + ")", e.remedy(), e.code())
+        .at_node(e.node(), e.op())
+        .in_file(e.file().empty() ? model.path : e.file());
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const std::exception& e) {
@@ -38,7 +40,8 @@ void run_one(Model& model, const Pass& pass) {
   try {
     verify(*model.graph);
   } catch (const Error& e) {
-    throw Error("the graph is broken after pass " + pass.name + ": " + e.problem(), "report this; FRETSAW_DISABLE_PASSES=" + pass.name + " leaves the pass out")
+    throw Error("the graph is broken after pass " + pass.name + ": " + e.problem(),
+                "report this; FRETSAW_DISABLE_PASSES=" + pass.name + " leaves the pass out")
         .at_node(e.node(), e.op())
         .in_file(model.path);
   }

@@ -16,8 +16,8 @@ struct Upgrade {
   Rewriter& edit;
   const ElementTypes& types;
   const std::unordered_map<const Value*, Shape>& shapes;  // what inference on the old model told, where it was asked
-  int64_t from;       // the operator set the node was written in
-  bool drop = false;  // a rule sets it when other nodes make the outputs now
+  int64_t from;                                           // the operator set the node was written in
+  bool drop = false;                                      // a rule sets it when other nodes make the outputs now
 
   // The attribute `name` (ints or one int) becomes input `index`, an int64 vector; nothing when it is absent.
   void ints_to_input(const std::string& name, size_t index);
@@ -40,7 +40,8 @@ std::span<const UpgradeRow> normalization_upgrades();  // upgrade_normalization.
 std::span<const UpgradeRow> image_upgrades();          // upgrade_image.cpp: Upsample, Resize, GridSample, RoiAlign, Scan
 std::span<const UpgradeRow> early_upgrades();          // upgrade_early.cpp: what changed before operator set 7
 
-// Brings the nodes of the graph and its bodies from operator set `from` to the newest. `leave` names nodes that are not ONNX's (calls of functions).
+// Brings the nodes of the graph and its bodies from operator set `from` to the newest. `leave` names nodes that are not ONNX's (calls of
+// functions).
 void upgrade_graph(Graph& graph, int64_t from, const std::function<bool(const Node&)>& leave = nullptr);
 // The same for a whole model; operator set 0 (none imported) counts as the newest.
 void upgrade_model(Model& model, const std::function<bool(const Node&)>& leave);

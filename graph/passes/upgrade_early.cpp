@@ -11,7 +11,9 @@ namespace {
   throw Error(what, "convert the model to operator set 7 or later (onnx.version_converter), or export it again");
 }
 
-void drop_consumed(Upgrade& u) { u.node.remove("consumed_inputs"); }
+void drop_consumed(Upgrade& u) {
+  u.node.remove("consumed_inputs");
+}
 
 // broadcast=1, axis=k: the second operand's shape stands in the first one's from dimension k on, where numpy aligns it at the end:
 // [N, C, H, W] + [C], axis 1  ->  [N, C, H, W] + [C, 1, 1]
@@ -32,7 +34,9 @@ void align_second_operand(Upgrade& u) {
   if (!axes.empty()) u.node.inputs[1] = u.edit.add("Unsqueeze", {u.node.inputs[1], u.ints(axes, "axes")});
 }
 
-void upgrade_gemm_1(Upgrade& u) { u.node.remove("broadcast"); }
+void upgrade_gemm_1(Upgrade& u) {
+  u.node.remove("broadcast");
+}
 
 // A slope [C] stood for the channels of [N, C, H, W].
 void upgrade_prelu_1(Upgrade& u) {
@@ -99,7 +103,9 @@ void upgrade_split_1(Upgrade& u) {
   if (!u.node.has("axis")) refuse("has no 'axis'");
 }
 
-void refuse_tile_1(Upgrade&) { refuse("Tile of operator set 1 is not supported"); }
+void refuse_tile_1(Upgrade&) {
+  refuse("Tile of operator set 1 is not supported");
+}
 
 void upgrade_recurrent(Upgrade& u) {
   if (u.node.get_string("direction", "forward") == "foward") u.node.set("direction", std::string("forward"));
@@ -165,6 +171,8 @@ constexpr UpgradeRow kRows[] = {
 
 }  // namespace
 
-std::span<const UpgradeRow> early_upgrades() { return kRows; }
+std::span<const UpgradeRow> early_upgrades() {
+  return kRows;
+}
 
 }  // namespace fretsaw

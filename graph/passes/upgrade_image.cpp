@@ -61,7 +61,8 @@ void upgrade_resize_10(Upgrade& u) {
 // Resize [11] names unused inputs by empty tensors, and has a mode that half_pixel with another rounding equals:
 // floor((x + 0.5) / s) = round_half_up((x + 0.5) / s - 0.5).
 void upgrade_resize_11(Upgrade& u) {
-  if (u.node.get_string("coordinate_transformation_mode", "") == "tf_half_pixel_for_nn" && u.node.get_string("nearest_mode", "") == "floor") {
+  if (u.node.get_string("coordinate_transformation_mode", "") == "tf_half_pixel_for_nn" &&
+      u.node.get_string("nearest_mode", "") == "floor") {
     u.node.set("coordinate_transformation_mode", std::string("half_pixel"));
     u.node.set("nearest_mode", std::string("round_prefer_ceil"));
   }
@@ -81,17 +82,21 @@ void upgrade_grid_sample_16(Upgrade& u) {
   if (mode == "bicubic") u.node.set("mode", std::string("cubic"));
 }
 
-void upgrade_roi_align_10(Upgrade& u) { u.node.set("coordinate_transformation_mode", std::string("output_half_pixel")); }
+void upgrade_roi_align_10(Upgrade& u) {
+  u.node.set("coordinate_transformation_mode", std::string("output_half_pixel"));
+}
 
 // Scan [8] has inputs sequence_lens, states [B, ...], sequences [B, T, ...]: a Scan over the batch whose body is a Scan over time.
 //   Scan(states, sequences)  ->  Scan(states as sequences, sequences) { Scan(states, sequences) }
 void upgrade_scan_8(Upgrade& u) {
   Node& node = u.node;
-  if (node.input(0)) throw Error("Scan of operator set 8 with sequence lengths is not supported", "export the model with operator set 9 or later");
+  if (node.input(0))
+    throw Error("Scan of operator set 8 with sequence lengths is not supported", "export the model with operator set 9 or later");
   GraphPtr body = node.get_graph("body");
   int64_t sequences = node.get_int("num_scan_inputs", 0);
   auto inputs = static_cast<int64_t>(node.inputs.size()) - 1;
-  if (!body || sequences <= 0 || sequences > inputs) throw Error("Scan does not have as many inputs as 'num_scan_inputs' says", "export the model again");
+  if (!body || sequences <= 0 || sequences > inputs)
+    throw Error("Scan does not have as many inputs as 'num_scan_inputs' says", "export the model again");
   auto sample = std::make_shared<Graph>();
   sample->name = body->name + "_sample";
   sample->parent = node.graph;
@@ -121,18 +126,15 @@ void upgrade_scan_8(Upgrade& u) {
 }
 
 constexpr UpgradeRow kRows[] = {
-    {"Upsample", 9, upgrade_upsample_7},
-    {"Upsample", 10, upgrade_upsample_9},
-    {"Resize", 11, upgrade_resize_10},
-    {"Resize", 13, upgrade_resize_11},
-    {"Resize", 28, drop_empty_inputs},
-    {"GridSample", 20, upgrade_grid_sample_16},
-    {"RoiAlign", 16, upgrade_roi_align_10},
-    {"Scan", 9, upgrade_scan_8},
+    {"Upsample", 9, upgrade_upsample_7},    {"Upsample", 10, upgrade_upsample_9}, {"Resize", 11, upgrade_resize_10},
+    {"Resize", 13, upgrade_resize_11},      {"Resize", 28, drop_empty_inputs},    {"GridSample", 20, upgrade_grid_sample_16},
+    {"RoiAlign", 16, upgrade_roi_align_10}, {"Scan", 9, upgrade_scan_8},
 };
 
 }  // namespace
 
-std::span<const UpgradeRow> image_upgrades() { return kRows; }
+std::span<const UpgradeRow> image_upgrades() {
+  return kRows;
+}
 
 }  // namespace fretsaw

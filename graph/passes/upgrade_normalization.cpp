@@ -44,7 +44,8 @@ void upgrade_batch_norm_7(Upgrade& u) {
   if (whole) return;
   if (u.node.inputs.size() < 5) throw Error("BatchNormalization needs five inputs", "export the model again");
   for (size_t i = 1; i < u.node.outputs.size(); ++i)
-    if (u.node.out(i)) throw Error("BatchNormalization with spatial=0 in training mode is not supported", "export the model with operator set 9 or later");
+    if (u.node.out(i))
+      throw Error("BatchNormalization with spatial=0 in training mode is not supported", "export the model with operator set 9 or later");
   spell_out(u);
 }
 
@@ -52,7 +53,9 @@ void upgrade_batch_norm_7(Upgrade& u) {
 void upgrade_batch_norm_9(Upgrade& u) {
   bool training = false;
   for (size_t i = 1; i < u.node.outputs.size(); ++i) training |= u.node.out(i) != nullptr;
-  if (u.node.out(3) || u.node.out(4)) throw Error("the outputs 'saved_mean' and 'saved_var' of BatchNormalization no longer exist", "export the model with operator set 14 or later");
+  if (u.node.out(3) || u.node.out(4))
+    throw Error("the outputs 'saved_mean' and 'saved_var' of BatchNormalization no longer exist",
+                "export the model with operator set 14 or later");
   if (training) u.node.set("training_mode", int64_t{1});
   u.node.outputs.resize(training ? 3 : 1);
 }
@@ -86,7 +89,8 @@ TensorPtr repeat_elements(const Tensor& t, int64_t times) {
 // Scale and bias had an element for each group, from 21 on for each channel.
 void upgrade_group_norm_18(Upgrade& u) {
   int64_t groups = u.node.get_int("num_groups", 0);
-  if (u.node.inputs.size() < 3 || groups <= 0) throw Error("GroupNormalization needs three inputs and 'num_groups'", "export the model again");
+  if (u.node.inputs.size() < 3 || groups <= 0)
+    throw Error("GroupNormalization needs three inputs and 'num_groups'", "export the model again");
   Value* x = u.node.inputs[0];  // [N, C, ...]
   int64_t channels = channels_of(u, x);
   Value* expanded = nullptr;  // [G, C / G] as a shape, made when needed
@@ -103,13 +107,19 @@ void upgrade_group_norm_18(Upgrade& u) {
       Value* g = u.ints({groups}, "groups");
       expanded = u.edit.add("Concat", {g, u.edit.add("Div", {c, g})}, {{"axis", int64_t{0}}});
     }
-    Value* column = u.edit.add("Unsqueeze", {v, u.ints({1}, "axes")});   // [G, 1]
-    Value* square = u.edit.add("Expand", {column, expanded});            // [G, C / G]
+    Value* column = u.edit.add("Unsqueeze", {v, u.ints({1}, "axes")});          // [G, 1]
+    Value* square = u.edit.add("Expand", {column, expanded});                   // [G, C / G]
     u.node.inputs[i] = u.edit.add("Reshape", {square, u.ints({-1}, "shape")});  // [C]
   }
 }
 
+// Inference over the operator's function body needs the axes to be written out.
+void write_out_axes(Upgrade& u) {
+  if (!u.node.has("axes")) u.node.set("axes", std::vector<int64_t>{0, 2, 3});
+}
+
 constexpr UpgradeRow kRows[] = {
+    {"MeanVarianceNormalization", 28, write_out_axes},
     {"Softmax", 13, upgrade_softmax},
     {"LogSoftmax", 13, upgrade_softmax},
     {"Hardmax", 13, upgrade_softmax},
@@ -121,6 +131,8 @@ constexpr UpgradeRow kRows[] = {
 
 }  // namespace
 
-std::span<const UpgradeRow> normalization_upgrades() { return kRows; }
+std::span<const UpgradeRow> normalization_upgrades() {
+  return kRows;
+}
 
 }  // namespace fretsaw

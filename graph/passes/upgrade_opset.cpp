@@ -60,7 +60,8 @@ const std::unordered_map<std::string, Rows>& rows_by_operator() {
     std::unordered_map<std::string, Rows> all;
     for (auto rows : {early_upgrades(), shape_upgrades(), normalization_upgrades(), image_upgrades()})
       for (const UpgradeRow& row : rows) all[row.op].push_back(row);
-    for (auto& [op, rows] : all) std::stable_sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.version < b.version; });
+    for (auto& [op, rows] : all)
+      std::stable_sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.version < b.version; });
     return all;
   }();
   return table;
@@ -70,7 +71,8 @@ using Shapes = std::unordered_map<const Value*, Shape>;
 
 class Upgrader {
  public:
-  Upgrader(int64_t from, const std::function<bool(const Node&)>& leave, const Shapes& shapes) : from_(from), leave_(leave), shapes_(shapes) {}
+  Upgrader(int64_t from, const std::function<bool(const Node&)>& leave, const Shapes& shapes)
+      : from_(from), leave_(leave), shapes_(shapes) {}
 
   void run(Graph& graph) {
     Rewriter edit(graph);
@@ -151,7 +153,8 @@ Shapes certain_shapes(Model& model) {
 
 void check_opset(int64_t from) {
   if (from > newest_opset())
-    throw Error("the model uses operator set " + std::to_string(from) + ", newer than " + std::to_string(newest_opset()) + ", the newest this build knows",
+    throw Error("the model uses operator set " + std::to_string(from) + ", newer than " + std::to_string(newest_opset()) +
+                    ", the newest this build knows",
                 "export it with an older opset, or build fretsaw with a newer libonnx");
   if (from < 1) throw Error("the model uses operator set " + std::to_string(from) + ", which does not exist", "export the model again");
 }
@@ -188,6 +191,8 @@ void upgrade_model(Model& model, const std::function<bool(const Node&)>& leave) 
   model.opsets[""] = newest_opset();
 }
 
-void upgrade_opset(Model& model) { upgrade_model(model, nullptr); }
+void upgrade_opset(Model& model) {
+  upgrade_model(model, nullptr);
+}
 
 }  // namespace fretsaw

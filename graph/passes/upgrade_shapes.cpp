@@ -7,9 +7,13 @@
 namespace fretsaw {
 namespace {
 
-void axes_to_input(Upgrade& u) { u.ints_to_input("axes", 1); }
+void axes_to_input(Upgrade& u) {
+  u.ints_to_input("axes", 1);
+}
 
-void upgrade_split_2(Upgrade& u) { u.ints_to_input("split", 1); }
+void upgrade_split_2(Upgrade& u) {
+  u.ints_to_input("split", 1);
+}
 
 // From 18 on the number of equal parts is said; before, it was the number of outputs.
 void upgrade_split_13(Upgrade& u) {
@@ -17,7 +21,8 @@ void upgrade_split_13(Upgrade& u) {
 }
 
 void upgrade_slice_1(Upgrade& u) {
-  if (!u.node.has("starts") || !u.node.has("ends")) throw Error("a Slice below operator set 10 needs the attributes 'starts' and 'ends'", "export the model again");
+  if (!u.node.has("starts") || !u.node.has("ends"))
+    throw Error("a Slice below operator set 10 needs the attributes 'starts' and 'ends'", "export the model again");
   u.ints_to_input("starts", 1);
   u.ints_to_input("ends", 2);
   u.ints_to_input("axes", 3);
@@ -36,7 +41,9 @@ void upgrade_topk_1(Upgrade& u) {
   u.ints_to_input("k", 1);
 }
 
-void upgrade_scatter_9(Upgrade& u) { u.node.op = "ScatterElements"; }
+void upgrade_scatter_9(Upgrade& u) {
+  u.node.op = "ScatterElements";
+}
 
 // Clip [6] has the limits as attributes; those that no float32 exceeds are no limits.
 void upgrade_clip_6(Upgrade& u) {
@@ -54,17 +61,22 @@ void upgrade_dft_17(Upgrade& u) {
 }
 
 constexpr UpgradeRow kRows[] = {
-    {"Squeeze", 13, axes_to_input},        {"Unsqueeze", 13, axes_to_input},      {"ReduceSum", 13, axes_to_input},
-    {"ReduceL1", 18, axes_to_input},       {"ReduceL2", 18, axes_to_input},       {"ReduceLogSum", 18, axes_to_input},
-    {"ReduceLogSumExp", 18, axes_to_input}, {"ReduceMax", 18, axes_to_input},     {"ReduceMean", 18, axes_to_input},
-    {"ReduceMin", 18, axes_to_input},      {"ReduceProd", 18, axes_to_input},     {"ReduceSumSquare", 18, axes_to_input},
-    {"Split", 13, upgrade_split_2},        {"Split", 18, upgrade_split_13},       {"Slice", 10, upgrade_slice_1},
-    {"Pad", 11, upgrade_pad_2},            {"TopK", 10, upgrade_topk_1},          {"Scatter", 11, upgrade_scatter_9},
-    {"Clip", 11, upgrade_clip_6},          {"DFT", 20, upgrade_dft_17},
+    {"Squeeze", 13, axes_to_input},         {"Unsqueeze", 13, axes_to_input},
+    {"ReduceSum", 13, axes_to_input},       {"ReduceL1", 18, axes_to_input},
+    {"ReduceL2", 18, axes_to_input},        {"ReduceLogSum", 18, axes_to_input},
+    {"ReduceLogSumExp", 18, axes_to_input}, {"ReduceMax", 18, axes_to_input},
+    {"ReduceMean", 18, axes_to_input},      {"ReduceMin", 18, axes_to_input},
+    {"ReduceProd", 18, axes_to_input},      {"ReduceSumSquare", 18, axes_to_input},
+    {"Split", 13, upgrade_split_2},         {"Split", 18, upgrade_split_13},
+    {"Slice", 10, upgrade_slice_1},         {"Pad", 11, upgrade_pad_2},
+    {"TopK", 10, upgrade_topk_1},           {"Scatter", 11, upgrade_scatter_9},
+    {"Clip", 11, upgrade_clip_6},           {"DFT", 20, upgrade_dft_17},
 };
 
 }  // namespace
 
-std::span<const UpgradeRow> shape_upgrades() { return kRows; }
+std::span<const UpgradeRow> shape_upgrades() {
+  return kRows;
+}
 
 }  // namespace fretsaw

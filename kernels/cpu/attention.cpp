@@ -17,13 +17,20 @@ namespace fretsaw {
 
 namespace {
 
+constexpr int64_t kWidest = int64_t{1} << 40;  // wider than any sequence; sums with it do not overflow
+
 struct AttentionSettings {
   explicit AttentionSettings(const Node& node)
-      : causal(node.get_int("is_causal", 0) != 0), q_heads(node.get_int("q_num_heads", 0)), kv_heads(node.get_int("kv_num_heads", 0)),
-        softcap(node.get_float("softcap", 0)), mode(node.get_int("qk_matmul_output_mode", 0)), left(node.get_int("left_window_size", -1)),
+      : causal(node.get_int("is_causal", 0) != 0),
+        q_heads(node.get_int("q_num_heads", 0)),
+        kv_heads(node.get_int("kv_num_heads", 0)),
+        softcap(node.get_float("softcap", 0)),
+        mode(node.get_int("qk_matmul_output_mode", 0)),
+        left(node.get_int("left_window_size", -1)),
         right(node.get_int("right_window_size", -1)) {
     if (node.has("scale")) scale = node.get_float("scale", 1);
     require(mode >= 0 && mode <= 3, "qk_matmul_output_mode is not 0 to 3", "use one of these");
+    left = std::min(left, kWidest), right = std::min(right, kWidest);
     require(left >= -1 && right >= -1, "a window size of Attention is below -1", "use -1 for no window");
   }
   bool causal;
@@ -53,7 +60,8 @@ Heads<T> heads_of(const TensorView& x, int64_t heads) {
     return out;
   }
   require(x.rank() == 3, "an input of Attention is neither [B,H,S,D] nor [B,S,H*D]", "give it one of these shapes");
-  require(heads > 0 && x.dims[2] % heads == 0, "the hidden size is no multiple of the number of heads", "give q_num_heads and kv_num_heads");
+  require(heads > 0 && x.dims[2] % heads == 0, "the hidden size is no multiple of the number of heads",
+          "give q_num_heads and kv_num_heads");
   out.B = x.dims[0], out.S = x.dims[1], out.H = heads, out.D = x.dims[2] / heads;
   out.head = out.D, out.row = x.dims[2], out.batch = out.S * out.row;
   return out;
@@ -68,10 +76,12 @@ class Bias {
     if (r.has_input(6)) {
       valid_ = r.input_ints(6);
       require(static_cast<int64_t>(valid_.size()) == B, "nonpad_kv_seqlen does not have one entry for each sample", "give it [B]");
+      for (int64_t n : valid_) require(n >= 0 && n <= T_, "nonpad_kv_seqlen is outside the keys", "use 0 to the number of keys");
     }
     if (!r.has_input(3)) return;
     mask_ = &r.input(3);
-    require(mask_->dtype == DType::boolean || mask_->dtype == dtype_of<T>(), "attn_mask is neither boolean nor of the type of Q", "cast it");
+    require(mask_->dtype == DType::boolean || mask_->dtype == dtype_of<T>(), "attn_mask is neither boolean nor of the type of Q",
+            "cast it");
     require(mask_->rank() >= 1 && mask_->rank() <= 4, "attn_mask has no or more than 4 dimensions", "give it [S,T] or [B,H,S,T]");
     Dims dims = mask_->dims;
     dims.insert(dims.begin(), 4 - dims.size(), 1);
@@ -148,7 +158,8 @@ template <typename T>
 Heads<T> with_cache(RunContext& r, const Heads<T>& fresh, size_t past_input, size_t output, std::vector<T>& own) {
   const TensorView* past = r.has_input(past_input) ? &r.input(past_input) : nullptr;
   if (past) {
-    require(past->rank() == 4 && past->dims[0] == fresh.B && past->dims[1] == fresh.H && past->dims[3] == fresh.D, "a cache of Attention does not fit K or V", "give it [B,H,P,D]");
+    require(past->rank() == 4 && past->dims[0] == fresh.B && past->dims[1] == fresh.H && past->dims[3] == fresh.D,
+            "a cache of Attention does not fit K or V", "give it [B,H,P,D]");
   }
   if (!past && !r.wants_output(output)) return fresh;
   const int64_t S = fresh.S + (past ? past->dims[2] : 0);
@@ -191,8 +202,10 @@ void attend(const AttentionSettings& s, const Problem<T>& p, const Bias<T>& bias
     show(1, i);
     const bool empty = bias.present() && bias.add(b, h, first + i, row);
     show(2, i);
-    if (empty) std::fill_n(row, keys, T(0));
-    else run_vectorised([&]() FRETSAW_ALWAYS_INLINE { softmax_row(row, row, keys); });
+    if (empty)
+      std::fill_n(row, keys, T(0));
+    else
+      run_vectorised([&]() FRETSAW_ALWAYS_INLINE { softmax_row(row, row, keys); });
     show(3, i);
   }
   const StridedMatrix<T> y = p.y.matrix(b, h, first);
@@ -202,7 +215,8 @@ void attend(const AttentionSettings& s, const Problem<T>& p, const Bias<T>& bias
 template <typename T>
 void run_attention(RunContext& r, const AttentionSettings& s) {
   const TensorView& q = r.input(0);
-  require(q.rank() == r.input(1).rank() && q.rank() == r.input(2).rank(), "Q, K and V have different ranks", "give all 3 or all 4 dimensions");
+  require(q.rank() == r.input(1).rank() && q.rank() == r.input(2).rank(), "Q, K and V have different ranks",
+          "give all 3 or all 4 dimensions");
   Problem<T> p;
   p.q = heads_of<T>(q, s.q_heads);
   const Heads<T> k = heads_of<T>(r.input(1), s.kv_heads), v = heads_of<T>(r.input(2), s.kv_heads);
@@ -230,13 +244,16 @@ void run_attention(RunContext& r, const AttentionSettings& s) {
 CompiledKernel make_attention_plain(const CompileContext& c) {
   return {[s = AttentionSettings(c.node())](RunContext& r) {
     dispatch<types::wide_floats>(r.input(0).dtype, [&]<typename T>() {
-      for (size_t i : {1, 2, 4, 5}) require(!r.has_input(i) || r.input(i).dtype == r.input(0).dtype, "inputs of Attention have different types", "cast them");
+      for (size_t i : {1, 2, 4, 5})
+        require(!r.has_input(i) || r.input(i).dtype == r.input(0).dtype, "inputs of Attention have different types", "cast them");
       run_attention<T>(r, s);
     });
   }};
 }
 
-CompiledKernel make_attention(const CompileContext& c) { return make_any_float(c, make_attention_plain); }
+CompiledKernel make_attention(const CompileContext& c) {
+  return make_any_float(c, make_attention_plain);
+}
 
 }  // namespace
 

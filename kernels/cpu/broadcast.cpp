@@ -10,9 +10,13 @@ namespace fretsaw {
 
 namespace {
 
-int64_t block_of(Layout layout) { return layout == Layout::nChw8c ? 8 : layout == Layout::nChw16c ? 16 : 1; }
+int64_t block_of(Layout layout) {
+  return layout == Layout::nChw8c ? 8 : layout == Layout::nChw16c ? 16 : 1;
+}
 
-bool is_single(const Dims& dims) { return std::all_of(dims.begin(), dims.end(), [](int64_t d) { return d == 1; }); }
+bool is_single(const Dims& dims) {
+  return std::all_of(dims.begin(), dims.end(), [](int64_t d) { return d == 1; });
+}
 
 // [C, 1, 1] or [1, C, 1, 1]
 bool is_channel_vector(const Dims& dims, int64_t channels) {

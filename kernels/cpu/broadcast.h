@@ -3,6 +3,7 @@
 // Example: out [2, 3, 8, 8], x [2, 3, 8, 8], y [3, 1, 1]. Merged dimensions [2, 3, 64]; strides x [192, 64, 1], y [0, 1, 0]; so six
 // runs of 64 elements in which x advances and y stands still. Operands of the output's own shape give one run.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <span>
 
@@ -12,8 +13,8 @@ namespace fretsaw {
 
 template <size_t kOperands>
 struct BroadcastPlan {
-  Dims dims;                                // merged, outermost first, at least one; no dimension of 1 unless it is the only one
-  std::array<Dims, kOperands> strides;      // in elements, for each dimension; the last is 0 or 1
+  Dims dims;                            // merged, outermost first, at least one; no dimension of 1 unless it is the only one
+  std::array<Dims, kOperands> strides;  // in elements, for each dimension; the last is 0 or 1
 };
 
 // `operands` are shapes that broadcast to `out`.

@@ -24,7 +24,8 @@ std::string text_of_float(F value) {
   const double magnitude = std::fabs(static_cast<double>(value));
   const bool plain = magnitude == 0 || (magnitude >= 1e-4 && magnitude < 1e16);
   char buffer[64];
-  const auto end = std::to_chars(buffer, buffer + sizeof buffer, value, plain ? std::chars_format::fixed : std::chars_format::scientific).ptr;
+  const auto end =
+      std::to_chars(buffer, buffer + sizeof buffer, value, plain ? std::chars_format::fixed : std::chars_format::scientific).ptr;
   std::string text(buffer, end);
   return plain && text.find('.') == std::string::npos ? text + ".0" : text;
 }
@@ -83,9 +84,12 @@ void numbers_to_text(const TensorView& x, std::string* y) {
   for (int64_t i = 0; i < n; ++i) {
     W value;
     load_as<W>(x.dtype, x.data, i, 1, &value);
-    if constexpr (std::is_floating_point_v<W>) y[i] = text_of_float(value);
-    else if (x.dtype == DType::boolean) y[i] = value ? "True" : "False";
-    else y[i] = std::to_string(value);
+    if constexpr (std::is_floating_point_v<W>)
+      y[i] = text_of_float(value);
+    else if (x.dtype == DType::boolean)
+      y[i] = value ? "True" : "False";
+    else
+      y[i] = std::to_string(value);
   }
 }
 
@@ -111,10 +115,14 @@ void cast_range(const TensorView& x, TensorView& y, int64_t begin, int64_t end, 
   if (apart && x.dtype == DType::float32) return store_from<float>(y.dtype, y.data, begin, end - begin, x.as<float>() + begin, rules);
   if (apart && x.dtype == DType::int64) return store_from<int64_t>(y.dtype, y.data, begin, end - begin, x.as<int64_t>() + begin, rules);
   switch (wide_type(x.dtype)) {
-    case DType::float32: return cast_through<float>(x, y, begin, end, rules);
-    case DType::float64: return cast_through<double>(x, y, begin, end, rules);
-    case DType::uint64: return cast_through<uint64_t>(x, y, begin, end, rules);
-    default: return cast_through<int64_t>(x, y, begin, end, rules);
+    case DType::float32:
+      return cast_through<float>(x, y, begin, end, rules);
+    case DType::float64:
+      return cast_through<double>(x, y, begin, end, rules);
+    case DType::uint64:
+      return cast_through<uint64_t>(x, y, begin, end, rules);
+    default:
+      return cast_through<int64_t>(x, y, begin, end, rules);
   }
 }
 
@@ -126,10 +134,14 @@ void cast(const TensorView& x, TensorView& y, const CastRules& rules, int thread
     text_to_numbers(x.as<std::string>(), y, rules);
   } else if (to_text) {
     switch (wide_type(x.dtype)) {
-      case DType::float32: return numbers_to_text<float>(x, y.as<std::string>());
-      case DType::float64: return numbers_to_text<double>(x, y.as<std::string>());
-      case DType::uint64: return numbers_to_text<uint64_t>(x, y.as<std::string>());
-      default: return numbers_to_text<int64_t>(x, y.as<std::string>());
+      case DType::float32:
+        return numbers_to_text<float>(x, y.as<std::string>());
+      case DType::float64:
+        return numbers_to_text<double>(x, y.as<std::string>());
+      case DType::uint64:
+        return numbers_to_text<uint64_t>(x, y.as<std::string>());
+      default:
+        return numbers_to_text<int64_t>(x, y.as<std::string>());
     }
   } else if (x.dtype == y.dtype) {
     if (x.data != y.data) std::memcpy(y.data, x.data, x.bytes());
@@ -146,9 +158,12 @@ CastRules rules_of(const Node& node) {
   CastRules rules;
   rules.saturate = node.get_int("saturate", 1) != 0;
   const std::string mode = node.get_string("round_mode", "up");
-  if (mode == "down") rules.rounding = ScaleRounding::down;
-  else if (mode == "nearest") rules.rounding = ScaleRounding::nearest;
-  else if (mode != "up") throw Error("round_mode is '" + mode + "'", "use up, down or nearest").at_node(node.name, node.op);
+  if (mode == "down")
+    rules.rounding = ScaleRounding::down;
+  else if (mode == "nearest")
+    rules.rounding = ScaleRounding::nearest;
+  else if (mode != "up")
+    throw Error("round_mode is '" + mode + "'", "use up, down or nearest").at_node(node.name, node.op);
   return rules;
 }
 

@@ -44,18 +44,25 @@ FRETSAW_ALWAYS_INLINE inline To converted(From value, const CastRules& rules) {
     return static_cast<To>(value);
   } else {
     float narrow;
-    if constexpr (std::is_same_v<From, float>) narrow = value;
-    else narrow = narrowed(static_cast<double>(value));
-    if constexpr (std::is_same_v<To, Float16> || std::is_same_v<To, BFloat16>) return To(narrow);
-    else if constexpr (std::is_same_v<To, Float8E8M0>) return To(narrow, rules.saturate, rules.rounding);
-    else return To(narrow, rules.saturate);
+    if constexpr (std::is_same_v<From, float>)
+      narrow = value;
+    else
+      narrow = narrowed(static_cast<double>(value));
+    if constexpr (std::is_same_v<To, Float16> || std::is_same_v<To, BFloat16>)
+      return To(narrow);
+    else if constexpr (std::is_same_v<To, Float8E8M0>)
+      return To(narrow, rules.saturate, rules.rounding);
+    else
+      return To(narrow, rules.saturate);
   }
 }
 
 template <typename W, typename T>
 FRETSAW_ALWAYS_INLINE inline W widened(T value) {
-  if constexpr (std::is_arithmetic_v<T>) return converted<W>(value, CastRules{});
-  else return converted<W>(static_cast<float>(value), CastRules{});
+  if constexpr (std::is_arithmetic_v<T>)
+    return converted<W>(value, CastRules{});
+  else
+    return converted<W>(static_cast<float>(value), CastRules{});
 }
 
 template <typename W, int kBits, bool kSigned>
@@ -83,14 +90,19 @@ template <typename W>
 void load_as(DType type, const void* data, int64_t offset, int64_t n, W* out) {
   const auto* bytes = static_cast<const uint8_t*>(data);
   switch (type) {
-    case DType::uint4: return load_packed<W, 4, false>(bytes, offset, n, out);
-    case DType::int4: return load_packed<W, 4, true>(bytes, offset, n, out);
-    case DType::uint2: return load_packed<W, 2, false>(bytes, offset, n, out);
-    case DType::int2: return load_packed<W, 2, true>(bytes, offset, n, out);
+    case DType::uint4:
+      return load_packed<W, 4, false>(bytes, offset, n, out);
+    case DType::int4:
+      return load_packed<W, 4, true>(bytes, offset, n, out);
+    case DType::uint2:
+      return load_packed<W, 2, false>(bytes, offset, n, out);
+    case DType::int2:
+      return load_packed<W, 2, true>(bytes, offset, n, out);
     case DType::float4e2m1:
       for (int64_t i = 0; i < n; ++i) out[i] = widened<W>(Float4E2M1Code::decode(get_packed<4>(bytes, offset + i)));
       return;
-    default: break;
+    default:
+      break;
   }
   dispatch<kBytewise>(type, [&]<typename T>() {
     const T* in = static_cast<const T*>(data) + offset;
@@ -105,13 +117,16 @@ void store_from(DType type, void* data, int64_t offset, int64_t n, const W* in, 
   auto* bytes = static_cast<uint8_t*>(data);
   switch (type) {
     case DType::uint4:
-    case DType::int4: return store_packed<W, 4>(bytes, offset, n, in);
+    case DType::int4:
+      return store_packed<W, 4>(bytes, offset, n, in);
     case DType::uint2:
-    case DType::int2: return store_packed<W, 2>(bytes, offset, n, in);
+    case DType::int2:
+      return store_packed<W, 2>(bytes, offset, n, in);
     case DType::float4e2m1:
       for (int64_t i = 0; i < n; ++i) set_packed<4>(bytes, offset + i, converted<Float4E2M1Code>(in[i], rules).bits);
       return;
-    default: break;
+    default:
+      break;
   }
   dispatch<kBytewise>(type, [&]<typename T>() {
     T* out = static_cast<T*>(data) + offset;
@@ -121,8 +136,8 @@ void store_from(DType type, void* data, int64_t offset, int64_t n, const W* in, 
   });
 }
 
-#define FRETSAW_INSTANTIATE(W)                                                \
-  template void load_as<W>(DType, const void*, int64_t, int64_t, W*);         \
+#define FRETSAW_INSTANTIATE(W)                                        \
+  template void load_as<W>(DType, const void*, int64_t, int64_t, W*); \
   template void store_from<W>(DType, void*, int64_t, int64_t, const W*, const CastRules&);
 FRETSAW_INSTANTIATE(float)
 FRETSAW_INSTANTIATE(double)

@@ -2,6 +2,7 @@
 #include "kernels/cpu/convolution.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "kernels/cpu/convolution_loops.h"
 #include "kernels/cpu/convolution_onednn.h"
@@ -19,6 +20,10 @@ Dims transposed_output_spatial(const Node& node, Window& window, const Dims& spa
   if (extra.size() != rank || (!asked.empty() && asked.size() != rank)) {
     throw Error("output_padding or output_shape has the wrong number of entries", "give one for each spatial dimension");
   }
+  for (int64_t extent : asked) {
+    if (extent < 0 || extent > std::numeric_limits<int32_t>::max())
+      throw Error("output_shape is " + to_string(asked), "use extents from 0 up");
+  }
   Dims out(rank);
   for (size_t i = 0; i < rank; ++i) {
     if (extra[i] < 0 || extra[i] > 1 << 30) throw Error("output_padding is " + to_string(extra), "use small numbers from 0 up");
@@ -35,7 +40,8 @@ Dims transposed_output_spatial(const Node& node, Window& window, const Dims& spa
       out[i] = full - window.pads_begin[i] - window.pads_end[i];
     }
     if (out[i] < 0 || spatial[i] < 1) {
-      throw Error("a transposed convolution of " + to_string(spatial) + " has the output extent " + std::to_string(out[i]), "use less padding");
+      throw Error("a transposed convolution of " + to_string(spatial) + " has the output extent " + std::to_string(out[i]),
+                  "use less padding");
     }
   }
   return out;
@@ -45,6 +51,9 @@ Dims convolution_output(const Node& node, const Dims& x, const Dims& w, bool tra
   const int64_t groups = node.get_int("group", 1);
   if (x.size() < 3 || w.size() != x.size()) {
     throw Error("a convolution of " + to_string(x) + " by weights " + to_string(w), "X is [N,C,D1,...], W has the same rank");
+  }
+  if (groups < 1 || groups > std::max<int64_t>(w[0], 1)) {
+    throw Error("group is " + std::to_string(groups) + " for weights " + to_string(w), "use at most as many groups as there are channels");
   }
   const int64_t channels = x[1], weight_channels = transposed ? w[0] : w[1] * groups;
   if (groups < 1 || channels != weight_channels || w[0] % groups != 0) {
@@ -88,8 +97,10 @@ void convolve_double(RunContext& r, const Node& node, bool transposed) {
     double* out = y.as<double>() + (n * y_dims[1] + o) * out_cells;
     for (int64_t i = 0; i < out_cells; ++i) out[i] = sums[i] + (bias ? bias[o] : 0.0);
   };
-  if (transposed) convolve_transposed_by_loops<double>(shape, window, r.threads(), get_x, get_w, put);
-  else convolve_by_loops<double>(shape, window, r.threads(), get_x, get_w, put);
+  if (transposed)
+    convolve_transposed_by_loops<double>(shape, window, r.threads(), get_x, get_w, put);
+  else
+    convolve_by_loops<double>(shape, window, r.threads(), get_x, get_w, put);
 }
 
 template <bool kTransposed>

@@ -62,7 +62,8 @@ void multiply(const Deformation& d, const T* w, const T* bias, const T* columns,
   });
 }
 
-// Inputs: X [N, C, H, W], W [O, C/groups, kH, kW], offset [N, offset_groups * taps * 2, OH, OW], B [O], mask [N, offset_groups * taps, OH, OW].
+// Inputs: X [N, C, H, W], W [O, C/groups, kH, kW], offset [N, offset_groups * taps * 2, OH, OW], B [O], mask [N, offset_groups * taps, OH,
+// OW].
 template <typename T>
 void deform(RunContext& r, const Node& node) {
   const TensorView &x = r.input(0), &w = r.input(1), &offset = r.input(2);
@@ -94,10 +95,14 @@ CompiledKernel make_deform_float(const CompileContext& c) {
   }};
 }
 
-CompiledKernel make_deform(const CompileContext& c) { return make_any_float(c, make_deform_float); }
+CompiledKernel make_deform(const CompileContext& c) {
+  return make_any_float(c, make_deform_float);
+}
 
 }  // namespace
 
-void register_deformable_convolution(KernelRegistry& registry) { registry.add({.op = "DeformConv", .make = make_deform}); }
+void register_deformable_convolution(KernelRegistry& registry) {
+  registry.add({.op = "DeformConv", .make = make_deform});
+}
 
 }  // namespace fretsaw

@@ -51,7 +51,11 @@ struct OneDnnConvolution::Choice {
 };
 
 OneDnnConvolution::OneDnnConvolution(const CompileContext& c, bool transposed)
-    : node_(c.node()), transposed_(transposed), groups_(node_.get_int("group", 1)), has_bias_(c.has_input(2) && node_.input(2) != nullptr), steps_(read_chain(c)) {
+    : node_(c.node()),
+      transposed_(transposed),
+      groups_(node_.get_int("group", 1)),
+      has_bias_(c.has_input(2) && node_.input(2) != nullptr),
+      steps_(read_chain(c)) {
   if (c.constants.size() > 1) constant_weights_ = c.constants[1];
   // Attributes are checked now where the rank is known, and shapes too when they all are.
   std::vector<Dims> inputs;
@@ -104,14 +108,16 @@ memory::desc OneDnnConvolution::plain_weights(const Dims& w) const {
 bool OneDnnConvolution::is_channel_bias(const FusedStep& step, const std::vector<Dims>& inputs, const Dims& y) const {
   if (step.kind != FusedStep::Kind::add) return false;
   const Dims dims = padded(inputs[step.operand], y.size());
+  if (dims.size() != y.size()) return false;
   for (size_t i = 0; i < y.size(); ++i) {
     if (dims[i] != (i == 1 ? y[1] : 1)) return false;
   }
   return true;
 }
 
-std::optional<OneDnnConvolution::Choice> OneDnnConvolution::create(const Plan& plan, const Dims& x, const Window& window, const memory::desc& src,
-                                                                   const memory::desc& dst, const std::vector<Dims>& inputs, size_t steps) const {
+std::optional<OneDnnConvolution::Choice> OneDnnConvolution::create(const Plan& plan, const Dims& x, const Window& window,
+                                                                   const memory::desc& src, const memory::desc& dst,
+                                                                   const std::vector<Dims>& inputs, size_t steps) const {
   const Dims& y = plan.y_dims;
   const memory::desc weights = onednn::any_format(plain_weights(inputs[1]).get_dims());
   const memory::desc bias = plan.bias_input >= 0 ? onednn::description(Dims{y[1]}) : memory::desc();
@@ -120,7 +126,9 @@ std::optional<OneDnnConvolution::Choice> OneDnnConvolution::create(const Plan& p
     --dilations[i];
     const int64_t out = y[i + 2], in = x[i + 2];
     // What is left over on the far side: oneDNN derives the output's size from it.
-    right[i] = (transposed_ ? (in - 1) * window.strides[i] + window.extent(i) - out : (out - 1) * window.strides[i] + window.extent(i) - in) - window.pads_begin[i];
+    right[i] =
+        (transposed_ ? (in - 1) * window.strides[i] + window.extent(i) - out : (out - 1) * window.strides[i] + window.extent(i) - in) -
+        window.pads_begin[i];
   }
   Choice choice;
   dnnl::primitive_attr attributes;
@@ -129,22 +137,26 @@ std::optional<OneDnnConvolution::Choice> OneDnnConvolution::create(const Plan& p
   const std::vector<FusedStep> wanted(steps_.begin() + static_cast<int64_t>(plan.first_step), steps_.end());
   choice.fused = onednn::append_steps(ops, wanted, steps, [&](const FusedStep& step) -> std::optional<memory::desc> {
     const Dims dims = padded(inputs[step.operand], y.size());
+    if (dims.size() != y.size()) return std::nullopt;
     return dims == y ? dst : onednn::description(dims);
   });
   if (choice.fused < steps) return std::nullopt;
   attributes.set_post_ops(ops);
   const auto accept = [&](const auto& desc, auto make) {
-    choice.src = desc.src_desc(), choice.weights = desc.weights_desc(), choice.dst = desc.dst_desc(), choice.scratchpad = desc.scratchpad_desc();
+    choice.src = desc.src_desc(), choice.weights = desc.weights_desc(), choice.dst = desc.dst_desc(),
+    choice.scratchpad = desc.scratchpad_desc();
     choice.bias = bias, choice.implementation = desc.impl_info_str(), choice.primitive = make(desc);
   };
   try {
     if (transposed_) {
-      const dnnl::deconvolution_forward::primitive_desc desc(onednn::engine(), dnnl::prop_kind::forward_inference, dnnl::algorithm::deconvolution_direct, src, weights,
-                                                             bias, dst, window.strides, dilations, window.pads_begin, right, attributes);
+      const dnnl::deconvolution_forward::primitive_desc desc(onednn::engine(), dnnl::prop_kind::forward_inference,
+                                                             dnnl::algorithm::deconvolution_direct, src, weights, bias, dst, window.strides,
+                                                             dilations, window.pads_begin, right, attributes);
       accept(desc, [](const auto& d) { return dnnl::deconvolution_forward(d); });
     } else {
-      const dnnl::convolution_forward::primitive_desc desc(onednn::engine(), dnnl::prop_kind::forward_inference, dnnl::algorithm::convolution_direct, src, weights,
-                                                           bias, dst, window.strides, dilations, window.pads_begin, right, attributes);
+      const dnnl::convolution_forward::primitive_desc desc(onednn::engine(), dnnl::prop_kind::forward_inference,
+                                                           dnnl::algorithm::convolution_direct, src, weights, bias, dst, window.strides,
+                                                           dilations, window.pads_begin, right, attributes);
       accept(desc, [](const auto& d) { return dnnl::convolution_forward(d); });
     }
   } catch (const dnnl::error&) {
@@ -153,7 +165,8 @@ std::optional<OneDnnConvolution::Choice> OneDnnConvolution::create(const Plan& p
   return choice;
 }
 
-OneDnnConvolution::Choice OneDnnConvolution::choose(const Plan& plan, const Dims& x, const Window& window, const std::vector<Dims>& inputs) const {
+OneDnnConvolution::Choice OneDnnConvolution::choose(const Plan& plan, const Dims& x, const Window& window,
+                                                    const std::vector<Dims>& inputs) const {
   std::optional<Choice> best;
   const auto consider = [&](const memory::desc& src, const memory::desc& dst, size_t steps) {
     std::optional<Choice> candidate = create(plan, x, window, src, dst, inputs, steps);
@@ -169,7 +182,9 @@ OneDnnConvolution::Choice OneDnnConvolution::choose(const Plan& plan, const Dims
     consider(onednn::description(x), onednn::description(plan.y_dims), steps);
     if (best && quality(best->implementation) > 0) break;
   }
-  if (!best) throw Error("oneDNN has no convolution for X " + to_string(x) + " and W " + to_string(inputs[1]), "check the shapes and attributes of the node");
+  if (!best)
+    throw Error("oneDNN has no convolution for X " + to_string(x) + " and W " + to_string(inputs[1]),
+                "check the shapes and attributes of the node");
   onednn::report_choice(transposed_ ? "ConvTranspose" : "Conv", x, best->implementation);
   return std::move(*best);
 }
@@ -180,7 +195,9 @@ OneDnnConvolution::Plan OneDnnConvolution::make_plan(const std::vector<Dims>& in
   Window window;
   plan.y_dims = convolution_output(node_, inputs[0], inputs[1], transposed_, window);
   if (has_bias_) {
-    if (inputs[2] != Dims{plan.y_dims[1]}) throw Error("a bias of shape " + to_string(inputs[2]) + " for " + std::to_string(plan.y_dims[1]) + " channels", "give it one entry a channel");
+    if (inputs[2] != Dims{plan.y_dims[1]})
+      throw Error("a bias of shape " + to_string(inputs[2]) + " for " + std::to_string(plan.y_dims[1]) + " channels",
+                  "give it one entry a channel");
     plan.bias_input = 2;
   } else if (!steps_.empty() && is_channel_bias(steps_[0], inputs, plan.y_dims)) {
     plan.bias_input = static_cast<int>(steps_[0].operand);
@@ -188,7 +205,8 @@ OneDnnConvolution::Plan OneDnnConvolution::make_plan(const std::vector<Dims>& in
   }
   if (count_of(inputs[0]) == 0 || count_of(inputs[1]) == 0 || count_of(plan.y_dims) == 0) return plan;
   Choice choice = choose(plan, inputs[0], window, inputs);
-  plan.src = choice.src, plan.weights = choice.weights, plan.dst = choice.dst, plan.scratchpad = choice.scratchpad, plan.fused = choice.fused;
+  plan.src = choice.src, plan.weights = choice.weights, plan.dst = choice.dst, plan.scratchpad = choice.scratchpad,
+  plan.fused = choice.fused;
   plan.call = Call(choice.primitive);
   plan.call.add(DNNL_ARG_SRC, plan.src);
   plan.call.add(DNNL_ARG_WEIGHTS, plan.weights);
@@ -254,8 +272,10 @@ void OneDnnConvolution::run(RunContext& r) {
     copies.push_back({argument, from, to, data, scratch.add(to.get_size())});
   };
   bind(DNNL_ARG_SRC, description_of(r.input(0), plan.key[0]), plan.src, r.input(0).data);
-  if (constant_weights_) plan.call.set(DNNL_ARG_WEIGHTS, packed_weights(plan));
-  else bind(DNNL_ARG_WEIGHTS, plain_weights(plan.key[1]), plan.weights, r.input(1).data);
+  if (constant_weights_)
+    plan.call.set(DNNL_ARG_WEIGHTS, packed_weights(plan));
+  else
+    bind(DNNL_ARG_WEIGHTS, plain_weights(plan.key[1]), plan.weights, r.input(1).data);
   if (plan.bias_input >= 0) plan.call.set(DNNL_ARG_BIAS, r.input(static_cast<size_t>(plan.bias_input)).data);
   for (const auto& [step, format] : plan.operands) {
     const TensorView& operand = r.input(steps_[plan.first_step + step].operand);

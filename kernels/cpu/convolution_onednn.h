@@ -11,7 +11,6 @@ namespace fretsaw {
 // The spatial dimensions of a transposed convolution's output; sets the window's padding where output_shape or auto_pad decide it.
 Dims transposed_output_spatial(const Node& node, Window& window, const Dims& spatial);
 
-
 // One node (or fusion group) for any shapes: primitives are made for each set of shapes and kept.
 //
 // Tensors with two spatial dimensions are taken and left as nhwc: there oneDNN has its fastest code (brgconv), and one layout everywhere
@@ -29,15 +28,15 @@ class OneDnnConvolution {
     onednn::Call call;
     dnnl::memory::desc src, weights, dst, scratchpad;
     std::vector<std::pair<size_t, dnnl::memory::desc>> operands;  // of the fused binary steps: step, format
-    size_t first_step = 0, fused = 0;  // steps [first_step, first_step + fused) are in the primitive
+    size_t first_step = 0, fused = 0;                             // steps [first_step, first_step + fused) are in the primitive
     int bias_input = -1;
   };
   struct Choice;
 
   Plan& plan_for(RunContext& r);
   Plan make_plan(const std::vector<Dims>& inputs);
-  std::optional<Choice> create(const Plan& plan, const Dims& x, const Window& window, const dnnl::memory::desc& src, const dnnl::memory::desc& dst,
-                               const std::vector<Dims>& inputs, size_t steps) const;
+  std::optional<Choice> create(const Plan& plan, const Dims& x, const Window& window, const dnnl::memory::desc& src,
+                               const dnnl::memory::desc& dst, const std::vector<Dims>& inputs, size_t steps) const;
   Choice choose(const Plan& plan, const Dims& x, const Window& window, const std::vector<Dims>& inputs) const;
   dnnl::memory::desc plain_weights(const Dims& w) const;
   const void* packed_weights(const Plan& plan);

@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/cpu/convert.h"
 #include "kernels/cpu/convolution.h"
 #include "kernels/cpu/convolution_loops.h"
-#include "kernels/cpu/convert.h"
 
 namespace fretsaw {
 
@@ -26,14 +26,16 @@ std::vector<int64_t> zero_points(RunContext& r, size_t i, int64_t channels) {
   if (!r.has_input(i)) return {0};
   std::vector<int64_t> values = r.input_ints(i);
   if (values.size() != 1 && static_cast<int64_t>(values.size()) != channels) {
-    throw Error("input " + std::to_string(i) + " has " + std::to_string(values.size()) + " entries", "give one, or one for each output channel");
+    throw Error("input " + std::to_string(i) + " has " + std::to_string(values.size()) + " entries",
+                "give one, or one for each output channel");
   }
   return values;
 }
 
 // y(n, o) = put(sums) with X [N, C, D...] and W [O, C/groups, K...] as centred integers.
 template <typename Put>
-void convolve_integers(RunContext& r, const Node& node, size_t x_input, size_t x_zero, size_t w_input, size_t w_zero, DType type, const Put& put) {
+void convolve_integers(RunContext& r, const Node& node, size_t x_input, size_t x_zero, size_t w_input, size_t w_zero, DType type,
+                       const Put& put) {
   const TensorView &x = r.input(x_input), &w = r.input(w_input);
   Window window;
   const Dims y_dims = convolution_output(node, x.dims, w.dims, false, window);
@@ -78,8 +80,10 @@ CompiledKernel make_qlinear_conv(const CompileContext& c) {
       for (int64_t i = 0; i < n; ++i) {
         const float value = std::nearbyint(static_cast<float>(sums[i] + start) * scale) + zero;
         const float clamped = std::min(std::max(value, low), high);
-        if (is_signed) y.as<int8_t>()[offset + i] = static_cast<int8_t>(clamped);
-        else y.as<uint8_t>()[offset + i] = static_cast<uint8_t>(clamped);
+        if (is_signed)
+          y.as<int8_t>()[offset + i] = static_cast<int8_t>(clamped);
+        else
+          y.as<uint8_t>()[offset + i] = static_cast<uint8_t>(clamped);
       }
     });
   }};

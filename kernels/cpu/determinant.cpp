@@ -34,7 +34,8 @@ double eliminate(std::vector<double>& m, int64_t n) {
 
 void determinants(RunContext& r) {
   const TensorView& x = r.input(0);
-  if (x.rank() < 2 || x.dims[x.rank() - 1] != x.dims[x.rank() - 2]) throw Error("Det of shape " + to_string(x.dims), "give it square matrices [...,M,M]");
+  if (x.rank() < 2 || x.dims[x.rank() - 1] != x.dims[x.rank() - 2])
+    throw Error("Det of shape " + to_string(x.dims), "give it square matrices [...,M,M]");
   const int64_t n = x.dims.back();
   TensorView& y = r.output(0, Dims(x.dims.begin(), x.dims.end() - 2));
   dispatch<types::wide_floats>(x.dtype, [&]<typename T>() {
@@ -48,11 +49,17 @@ void determinants(RunContext& r) {
   });
 }
 
-CompiledKernel make_plain(const CompileContext&) { return {determinants}; }
-CompiledKernel make_determinant(const CompileContext& c) { return make_any_float(c, make_plain); }
+CompiledKernel make_plain(const CompileContext&) {
+  return {determinants};
+}
+CompiledKernel make_determinant(const CompileContext& c) {
+  return make_any_float(c, make_plain);
+}
 
 }  // namespace
 
-void register_determinant(KernelRegistry& registry) { registry.add({.op = "Det", .make = make_determinant}); }
+void register_determinant(KernelRegistry& registry) {
+  registry.add({.op = "Det", .make = make_determinant});
+}
 
 }  // namespace fretsaw

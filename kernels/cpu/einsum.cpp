@@ -78,7 +78,9 @@ Labels expand_ellipsis(const Labels& labels, size_t extra) {
   return out;
 }
 
-bool contains_label(const Labels& labels, int label) { return std::find(labels.begin(), labels.end(), label) != labels.end(); }
+bool contains_label(const Labels& labels, int label) {
+  return std::find(labels.begin(), labels.end(), label) != labels.end();
+}
 
 // A tensor whose axes have labels; strides in elements.
 template <typename T>
@@ -147,8 +149,10 @@ Term<T> arrange(const Term<T>& term, const Labels& wanted) {
 
 template <typename T>
 void multiply_matrices(const T* a, const T* b, T* y, int64_t M, int64_t K, int64_t N) {
-  if constexpr (std::is_same_v<T, float>) multiply(M, N, K, {a, K, 1}, {b, N, 1}, y, N);
-  else multiply_by_loops(a, b, y, M, K, N);
+  if constexpr (std::is_same_v<T, float>)
+    multiply(M, N, K, {a, K, 1}, {b, N, 1}, y, N);
+  else
+    multiply_by_loops(a, b, y, M, K, N);
 }
 
 // The product of two terms with the labels that `later` still names; the other common ones are summed.
@@ -157,8 +161,10 @@ Term<T> join(const Term<T>& a, const Term<T>& b, const Labels& later, int thread
   Labels batch, rows, columns, summed;
   for (int label : a.labels) {
     const bool wanted = contains_label(later, label);
-    if (contains_label(b.labels, label)) (wanted ? batch : summed).push_back(label);
-    else if (wanted) rows.push_back(label);
+    if (contains_label(b.labels, label))
+      (wanted ? batch : summed).push_back(label);
+    else if (wanted)
+      rows.push_back(label);
   }
   for (int label : b.labels) {
     if (!contains_label(a.labels, label) && contains_label(later, label)) columns.push_back(label);
@@ -169,11 +175,10 @@ Term<T> join(const Term<T>& a, const Term<T>& b, const Labels& later, int thread
     return all;
   };
   const Term<T> left = arrange(a, joined({batch, rows, summed})), right = arrange(b, joined({batch, summed, columns}));
-  const auto extent = [](const Term<T>& term, size_t from, size_t count) {
-    return product(term.dims, from, from + count);
-  };
+  const auto extent = [](const Term<T>& term, size_t from, size_t count) { return product(term.dims, from, from + count); };
   const int64_t batches = extent(left, 0, batch.size()), M = extent(left, batch.size(), rows.size());
-  const int64_t K = extent(left, batch.size() + rows.size(), summed.size()), N = extent(right, batch.size() + summed.size(), columns.size());
+  const int64_t K = extent(left, batch.size() + rows.size(), summed.size()),
+                N = extent(right, batch.size() + summed.size(), columns.size());
   Term<T> y;
   y.labels = joined({batch, rows, columns});
   y.dims.assign(left.dims.begin(), left.dims.begin() + static_cast<int64_t>(batch.size() + rows.size()));
@@ -182,7 +187,9 @@ Term<T> join(const Term<T>& a, const Term<T>& b, const Labels& later, int thread
   y.owned.assign(static_cast<size_t>(count_of(y.dims)), T(0));
   y.data = y.owned.data();
   if (M > 0 && N > 0) {
-    for_each_batch(batches, threads, [&](int64_t i) { multiply_matrices(left.data + i * M * K, right.data + i * K * N, y.owned.data() + i * M * N, M, K, N); });
+    for_each_batch(batches, threads, [&](int64_t i) {
+      multiply_matrices(left.data + i * M * K, right.data + i * K * N, y.owned.data() + i * M * N, M, K, N);
+    });
   }
   return y;
 }
@@ -195,7 +202,9 @@ struct Resolved {
 
 Resolved resolve(const Equation& e, RunContext& r) {
   if (e.inputs.size() != r.input_count()) {
-    throw Error("the equation of Einsum has " + std::to_string(e.inputs.size()) + " terms for " + std::to_string(r.input_count()) + " inputs", "make them equal");
+    throw Error(
+        "the equation of Einsum has " + std::to_string(e.inputs.size()) + " terms for " + std::to_string(r.input_count()) + " inputs",
+        "make them equal");
   }
   Resolved out;
   size_t widest = 0;
@@ -204,14 +213,17 @@ Resolved resolve(const Equation& e, RunContext& r) {
     const size_t named = e.inputs[i].size() - (contains_label(e.inputs[i], kEllipsis) ? 1 : 0);
     const size_t extra = dims.size() >= named ? dims.size() - named : 0;
     if (dims.size() < named || (extra > 0 && named == e.inputs[i].size())) {
-      throw Error("a term of Einsum has " + std::to_string(named) + " labels for the shape " + to_string(dims), "give one for each dimension");
+      throw Error("a term of Einsum has " + std::to_string(named) + " labels for the shape " + to_string(dims),
+                  "give one for each dimension");
     }
     widest = std::max(widest, extra);
     out.inputs.push_back(expand_ellipsis(e.inputs[i], extra));
     for (size_t d = 0; d < dims.size(); ++d) {
       int64_t& extent = out.extents.emplace(out.inputs[i][d], dims[d]).first->second;
       if (extent == 1) extent = dims[d];
-      if (dims[d] != extent && dims[d] != 1) throw Error("a label of Einsum stands for " + std::to_string(extent) + " and " + std::to_string(dims[d]), "make the dimensions equal");
+      if (dims[d] != extent && dims[d] != 1)
+        throw Error("a label of Einsum stands for " + std::to_string(extent) + " and " + std::to_string(dims[d]),
+                    "make the dimensions equal");
     }
   }
   out.output = expand_ellipsis(e.output, widest);
@@ -246,10 +258,14 @@ CompiledKernel make_einsum_plain(const CompileContext& c) {
   }};
 }
 
-CompiledKernel make_einsum(const CompileContext& c) { return make_any_float(c, make_einsum_plain); }
+CompiledKernel make_einsum(const CompileContext& c) {
+  return make_any_float(c, make_einsum_plain);
+}
 
 }  // namespace
 
-void register_einsum(KernelRegistry& registry) { registry.add({.op = "Einsum", .make = make_einsum}); }
+void register_einsum(KernelRegistry& registry) {
+  registry.add({.op = "Einsum", .make = make_einsum});
+}
 
 }  // namespace fretsaw

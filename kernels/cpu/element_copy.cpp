@@ -40,7 +40,7 @@ Dims strides_of(const Dims& dims) {
   int64_t stride = 1;
   for (size_t i = dims.size(); i-- > 0;) {
     strides[i] = stride;
-    stride *= dims[i];
+    if (__builtin_mul_overflow(stride, dims[i], &stride)) stride = 0;  // only a tensor without elements: nothing is read
   }
   return strides;
 }
@@ -84,7 +84,8 @@ int64_t largest_output_bytes() {
 }
 
 [[noreturn]] void throw_too_large(const Dims& dims) {
-  throw Error("an output of shape " + to_string(dims) + " is too large for this machine's memory", "check the sizes that the shape comes from");
+  throw Error("an output of shape " + to_string(dims) + " is too large for this machine's memory",
+              "check the sizes that the shape comes from");
 }
 
 }  // namespace
@@ -120,7 +121,9 @@ size_t element_bytes(DType dtype) {
 }
 
 namespace {
-bool is_packed(DType dtype) { return dtype != DType::string && bits_of(dtype) > 0 && bits_of(dtype) < 8; }
+bool is_packed(DType dtype) {
+  return dtype != DType::string && bits_of(dtype) > 0 && bits_of(dtype) < 8;
+}
 }  // namespace
 
 ElementReader::ElementReader(const TensorView& view) : data_(view.data) {

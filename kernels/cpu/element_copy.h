@@ -32,7 +32,7 @@ inline void require(bool condition, const char* problem, const char* remedy = ""
   if (!condition) throw Error(problem, remedy);
 }
 
-Dims strides_of(const Dims& dims);  // in elements, row-major
+Dims strides_of(const Dims& dims);                          // in elements, row-major
 int64_t product(const Dims& dims, size_t from, size_t to);  // of dims[from, to); 1 when empty
 Dims broadcast_dims(const Dims& a, const Dims& b);          // throws Error when they do not go together
 
@@ -55,11 +55,16 @@ template <typename F>
 decltype(auto) with_element_type(DType dtype, F&& f) {
   if (dtype == DType::string) return f(std::type_identity<std::string>{});
   switch (element_bytes(dtype)) {
-    case 1: return f(std::type_identity<uint8_t>{});
-    case 2: return f(std::type_identity<uint16_t>{});
-    case 4: return f(std::type_identity<uint32_t>{});
-    case 8: return f(std::type_identity<uint64_t>{});
-    default: return f(std::type_identity<Element16>{});
+    case 1:
+      return f(std::type_identity<uint8_t>{});
+    case 2:
+      return f(std::type_identity<uint16_t>{});
+    case 4:
+      return f(std::type_identity<uint32_t>{});
+    case 8:
+      return f(std::type_identity<uint64_t>{});
+    default:
+      return f(std::type_identity<Element16>{});
   }
 }
 
@@ -102,8 +107,7 @@ void fill_elements(DType dtype, void* to, const void* value, int64_t count);
 
 // to[sum i_k * to_strides_k] = from[sum i_k * from_strides_k] for every index i below `dims`. Strides are in elements; those of
 // `from` may be zero or negative. Merges dimensions, copies runs whole and transposes in blocks.
-void copy_strided(DType dtype, const Dims& dims, void* to, const Dims& to_strides, const void* from, const Dims& from_strides,
-                  int threads);
+void copy_strided(DType dtype, const Dims& dims, void* to, const Dims& to_strides, const void* from, const Dims& from_strides, int threads);
 
 // The whole of `from` into `to`, of the same type and element count; nothing when they share memory.
 void copy_view(TensorView& to, const TensorView& from, int threads);

@@ -49,8 +49,10 @@ constexpr int64_t kChunkElements = 512;
 // Runs a loop with vector instructions where that pays in the time it takes to compile: for float32.
 template <typename T, typename F>
 void run_loop(const F& loop) {
-  if constexpr (std::is_same_v<T, float>) run_vectorised(loop);
-  else loop();
+  if constexpr (std::is_same_v<T, float>)
+    run_vectorised(loop);
+  else
+    loop();
 }
 
 }  // namespace fretsaw

@@ -19,13 +19,14 @@ void register_binary(KernelRegistry& registry) {
 #define FRETSAW_BINARY(name, set, expression) \
   registry.add({.op = #name, .make = compile_binary<name, false>, .unsupported = unsupported_binary<name>, .in_place = true});
 #define FRETSAW_BINARY_ATTR(name, set, a_name, a_value, expression) FRETSAW_BINARY(name, set, expression)
-#define FRETSAW_BINARY_CHOICE(name, set, attribute, choice1, expression1, choice2, expression2)                             \
-  registry.add({.op = #name,                                                                                                \
-                .make = [](const CompileContext& c) {                                                                       \
-                  const bool second = takes_second_choice(c.node(), attribute, choice1, choice2);                           \
-                  return second ? compile_binary<name##Second, false>(c) : compile_binary<name##First, false>(c);           \
-                },                                                                                                          \
-                .unsupported = unsupported_binary<name##First>,                                                             \
+#define FRETSAW_BINARY_CHOICE(name, set, attribute, choice1, expression1, choice2, expression2)                       \
+  registry.add({.op = #name,                                                                                          \
+                .make =                                                                                               \
+                    [](const CompileContext& c) {                                                                     \
+                      const bool second = takes_second_choice(c.node(), attribute, choice1, choice2);                 \
+                      return second ? compile_binary<name##Second, false>(c) : compile_binary<name##First, false>(c); \
+                    },                                                                                                \
+                .unsupported = unsupported_binary<name##First>,                                                       \
                 .in_place = true});
 #include "graph/operators/elementwise.inc"
 }

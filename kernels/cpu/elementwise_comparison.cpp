@@ -41,10 +41,9 @@ CompiledKernel compile_comparison(const CompileContext& c) {
 }  // namespace
 
 void register_comparison(KernelRegistry& registry) {
-#define FRETSAW_COMPARISON(name, set, expression)                               \
-  registry.add({.op = #name,                                                    \
-                .make = compile_comparison<math::comparison::name>,             \
-                .unsupported = unsupported_binary<math::comparison::name>});
+#define FRETSAW_COMPARISON(name, set, expression) \
+  registry.add(                                   \
+      {.op = #name, .make = compile_comparison<math::comparison::name>, .unsupported = unsupported_binary<math::comparison::name>});
 #include "graph/operators/elementwise.inc"
 }
 

@@ -6,8 +6,9 @@ namespace fretsaw {
 
 // z[i] = f(x[i * x_step], y[i * y_step]); steps are 0 or 1. z may be x or y.
 template <typename Row, typename T, typename Result>
-void binary_loop(const T* x, int64_t x_step, const T* y, int64_t y_step, Result* z, int64_t n, T a) {
+void binary_loop(const T* x, int64_t x_step, const T* y, int64_t y_step, Result* z, int64_t n, T attribute) {
   run_loop<T>([=]() FRETSAW_ALWAYS_INLINE {
+    const T a = attribute;  // a local: see isa.h
     if (x_step && y_step) {
       FRETSAW_INDEPENDENT
       for (int64_t i = 0; i < n; ++i) z[i] = Row::template apply<T>(x[i], y[i], a);
@@ -51,8 +52,10 @@ void broadcast_binary(const TensorView& x, const Dims& x_dims, const TensorView&
     for_each_run(plan, begin, end, [&](int64_t at, const std::array<int64_t, 2>& from, int64_t n) {
       const T *left = x.as<T>() + from[0], *right = y.as<T>() + from[1];
       Result* result = z.as<Result>() + at;
-      if constexpr (std::is_same_v<ComputeType<T>, T>) binary_loop<Row>(left, x_step, right, y_step, result, n, static_cast<T>(a));
-      else binary_half_loop<Row>(left, x_step, right, y_step, result, n, static_cast<float>(a));
+      if constexpr (std::is_same_v<ComputeType<T>, T>)
+        binary_loop<Row>(left, x_step, right, y_step, result, n, static_cast<T>(a));
+      else
+        binary_half_loop<Row>(left, x_step, right, y_step, result, n, static_cast<float>(a));
     });
   });
 }
@@ -91,15 +94,15 @@ std::string unsupported_binary(const CompileContext& c) {
 }
 
 // A row as a type, to be used in namespace math.
-#define FRETSAW_BINARY_ROW(Name, set, a_name, a_value, Result, expression)                   \
-  struct Name {                                                                              \
-    static constexpr TypeSet kTypes = types::set;                                            \
-    static constexpr const char* kA = a_name;                                                \
-    static constexpr double kAbsentA = a_value;                                              \
-    template <typename T>                                                                    \
-    FRETSAW_ALWAYS_INLINE static Result apply(T x, T y, [[maybe_unused]] T a) {              \
-      return expression;                                                                     \
-    }                                                                                        \
+#define FRETSAW_BINARY_ROW(Name, set, a_name, a_value, Result, expression)      \
+  struct Name {                                                                 \
+    static constexpr TypeSet kTypes = types::set;                               \
+    static constexpr const char* kA = a_name;                                   \
+    static constexpr double kAbsentA = a_value;                                 \
+    template <typename T>                                                       \
+    FRETSAW_ALWAYS_INLINE static Result apply(T x, T y, [[maybe_unused]] T a) { \
+      return expression;                                                        \
+    }                                                                           \
   };
 
 }  // namespace fretsaw

@@ -54,8 +54,10 @@ void run_power(RunContext& r, const Dims& dims, Layout layout) {
         const int64_t part = std::min(kChunkElements, n - i);
         load_as<W>(x.dtype, x.data, from[0] + i * x_step, x_step ? part : 1, base);
         if (!(fixed_exponent && x_step && common_power(base, exponent, base, part))) {
-          if (fixed_exponent) exponents[0] = static_cast<W>(exponent);
-          else load_as<W>(y.dtype, y.data, from[1] + i * y_step, y_step ? part : 1, exponents);
+          if (fixed_exponent)
+            exponents[0] = static_cast<W>(exponent);
+          else
+            load_as<W>(y.dtype, y.data, from[1] + i * y_step, y_step ? part : 1, exponents);
           const W fixed_base = base[0];
           for (int64_t k = 0; k < part; ++k) base[k] = math::mixed::Pow::apply(x_step ? base[k] : fixed_base, exponents[k * y_step]);
         }
@@ -73,9 +75,12 @@ CompiledKernel compile_power(const CompileContext& c) {
     const TensorView &x = r.input(0), &y = r.input(1);
     const Dims shapes[] = {x.dims, y.dims};
     const Dims dims = broadcast_all(shapes);
-    if (wide_type(x.dtype) == DType::float32) run_power<float>(r, dims, layout);
-    else if (is_float(x.dtype) || is_float(y.dtype)) run_power<double>(r, dims, layout);
-    else run_power<int64_t>(r, dims, layout);
+    if (wide_type(x.dtype) == DType::float32)
+      run_power<float>(r, dims, layout);
+    else if (is_float(x.dtype) || is_float(y.dtype))
+      run_power<double>(r, dims, layout);
+    else
+      run_power<int64_t>(r, dims, layout);
   };
   return {run, elementwise_input_layouts(c, operands, layout), {layout}};
 }

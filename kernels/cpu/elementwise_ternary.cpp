@@ -6,13 +6,13 @@ namespace fretsaw {
 
 namespace math::ternary {
 
-#define FRETSAW_TERNARY(Name, set, expression)                             \
-  struct Name {                                                            \
-    static constexpr TypeSet kTypes = types::set;                          \
-    template <typename X, typename T>                                      \
-    FRETSAW_ALWAYS_INLINE static T apply(X x, const T& y, const T& z) {    \
-      return expression;                                                   \
-    }                                                                      \
+#define FRETSAW_TERNARY(Name, set, expression)            \
+  struct Name {                                           \
+    static constexpr TypeSet kTypes = types::set;         \
+    template <typename X, typename T>                     \
+    FRETSAW_ALWAYS_INLINE static T apply(X x, T y, T z) { \
+      return expression;                                  \
+    }                                                     \
   };
 #include "graph/operators/elementwise.inc"
 
@@ -25,7 +25,8 @@ using math::ternary::Where;
 
 // result[i] = condition[i] ? x[i] : y[i], each advancing by its step of 0 or 1. T is opaque.
 template <typename T>
-void where_loop(const bool* condition, int64_t condition_step, const T* x, int64_t x_step, const T* y, int64_t y_step, T* result, int64_t n) {
+void where_loop(const bool* condition, int64_t condition_step, const T* x, int64_t x_step, const T* y, int64_t y_step, T* result,
+                int64_t n) {
   if (!condition_step) {
     const bool chosen = *condition;
     const T* from = chosen ? x : y;
@@ -47,7 +48,7 @@ void where_loop(const bool* condition, int64_t condition_step, const T* x, int64
       }
     });
   } else {
-    for (int64_t i = 0; i < n; ++i) result[i] = Where::apply(condition[i], x[i * x_step], y[i * y_step]);
+    for (int64_t i = 0; i < n; ++i) result[i] = condition[i] ? x[i * x_step] : y[i * y_step];  // strings: copied once
   }
 }
 
@@ -60,7 +61,8 @@ CompiledKernel compile_where(const CompileContext& c) {
     const Dims shapes[] = {condition.dims, x.dims, y.dims};
     const Dims dims = broadcast_all(shapes), out = physical_dims(dims, layout);
     TensorView& result = r.output(0, dims, x.dtype, layout);
-    const auto plan = plan_broadcast<3>(out, {physical_operand(condition, layout), physical_operand(x, layout), physical_operand(y, layout)});
+    const auto plan =
+        plan_broadcast<3>(out, {physical_operand(condition, layout), physical_operand(x, layout), physical_operand(y, layout)});
     with_element_type(x.dtype, [&]<typename T>(std::type_identity<T>) {
       parallel_elements(count_of(out), r.threads(), [&](int64_t begin, int64_t end) {
         for_each_run(plan, begin, end, [&](int64_t at, const std::array<int64_t, 3>& from, int64_t n) {
@@ -91,8 +93,9 @@ ComputeType<T> bound(RunContext& r, size_t i, ComputeType<T> absent) {
 template <typename T>
 void clip_loop(const T* x, T low, T high, T* y, int64_t n) {
   run_loop<T>([=]() FRETSAW_ALWAYS_INLINE {
+    const T least = low, most = high;  // locals: see isa.h
     FRETSAW_INDEPENDENT
-    for (int64_t i = 0; i < n; ++i) y[i] = Clip::apply(x[i], low, high);
+    for (int64_t i = 0; i < n; ++i) y[i] = Clip::apply(x[i], least, most);
   });
 }
 
@@ -127,7 +130,9 @@ CompiledKernel compile_clip(const CompileContext& c) {
   return {run, elementwise_input_layouts(c, operands, layout), {layout}};
 }
 
-std::string unsupported_clip(const CompileContext& c) { return refuse_other_types(c, 0, Clip::kTypes); }
+std::string unsupported_clip(const CompileContext& c) {
+  return refuse_other_types(c, 0, Clip::kTypes);
+}
 
 }  // namespace
 

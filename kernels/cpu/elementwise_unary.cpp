@@ -6,15 +6,15 @@ namespace fretsaw {
 // The rows as types. They stand in math:: so that their expressions find its functions.
 namespace math::unary {
 
-#define FRETSAW_ROW(Name, set, a_name, a_value, b_name, b_value, Result, expression)               \
-  struct Name {                                                                                    \
-    static constexpr TypeSet kTypes = types::set;                                                  \
-    static constexpr const char *kA = a_name, *kB = b_name;                                        \
-    static constexpr double kAbsentA = a_value, kAbsentB = b_value;                                \
-    template <typename T>                                                                          \
-    FRETSAW_ALWAYS_INLINE static Result apply(T x, [[maybe_unused]] T a, [[maybe_unused]] T b) {   \
-      return expression;                                                                           \
-    }                                                                                              \
+#define FRETSAW_ROW(Name, set, a_name, a_value, b_name, b_value, Result, expression)             \
+  struct Name {                                                                                  \
+    static constexpr TypeSet kTypes = types::set;                                                \
+    static constexpr const char *kA = a_name, *kB = b_name;                                      \
+    static constexpr double kAbsentA = a_value, kAbsentB = b_value;                              \
+    template <typename T>                                                                        \
+    FRETSAW_ALWAYS_INLINE static Result apply(T x, [[maybe_unused]] T a, [[maybe_unused]] T b) { \
+      return expression;                                                                         \
+    }                                                                                            \
   };
 #define FRETSAW_UNARY(name, set, expression) FRETSAW_ROW(name, set, "", 0, "", 0, T, expression)
 #define FRETSAW_UNARY_ATTR(name, set, a_name, a_value, b_name, b_value, expression) \
@@ -34,8 +34,8 @@ namespace {
 // y[i] = f(x[i]) for float32, and types that compute as themselves
 template <typename Row, typename T, typename Result>
 void unary_loop(const T* x, Result* y, int64_t n, RowAttributes attributes) {
-  const T a = static_cast<T>(attributes.a), b = static_cast<T>(attributes.b);
   run_loop<T>([=]() FRETSAW_ALWAYS_INLINE {
+    const T a = static_cast<T>(attributes.a), b = static_cast<T>(attributes.b);  // locals: see isa.h
     FRETSAW_INDEPENDENT
     for (int64_t i = 0; i < n; ++i) y[i] = Row::template apply<T>(x[i], a, b);
   });
@@ -69,8 +69,10 @@ CompiledKernel compile_unary(const CompileContext& c) {
     dispatch<Row::kTypes>(x.dtype, [&]<typename T>() {
       using Result = std::conditional_t<kTest, bool, T>;
       parallel_elements(count, r.threads(), [&](int64_t begin, int64_t end) {
-        if constexpr (std::is_same_v<ComputeType<T>, T>) unary_loop<Row>(x.as<T>() + begin, y.as<Result>() + begin, end - begin, attributes);
-        else unary_half_loop<Row>(x.as<T>() + begin, y.as<Result>() + begin, end - begin, attributes);
+        if constexpr (std::is_same_v<ComputeType<T>, T>)
+          unary_loop<Row>(x.as<T>() + begin, y.as<Result>() + begin, end - begin, attributes);
+        else
+          unary_half_loop<Row>(x.as<T>() + begin, y.as<Result>() + begin, end - begin, attributes);
       });
     });
     clear_padding(y);
@@ -90,13 +92,14 @@ void register_unary(KernelRegistry& registry) {
 #define FRETSAW_UNARY(name, set, expression) \
   registry.add({.op = #name, .make = compile_unary<name, false>, .unsupported = unsupported_unary<name>, .in_place = true});
 #define FRETSAW_UNARY_ATTR(name, set, a_name, a_value, b_name, b_value, expression) FRETSAW_UNARY(name, set, expression)
-#define FRETSAW_UNARY_CHOICE(name, set, attribute, choice1, expression1, choice2, expression2)                              \
-  registry.add({.op = #name,                                                                                                \
-                .make = [](const CompileContext& c) {                                                                       \
-                  const bool second = takes_second_choice(c.node(), attribute, choice1, choice2);                           \
-                  return second ? compile_unary<name##Second, false>(c) : compile_unary<name##First, false>(c);             \
-                },                                                                                                          \
-                .unsupported = unsupported_unary<name##First>,                                                              \
+#define FRETSAW_UNARY_CHOICE(name, set, attribute, choice1, expression1, choice2, expression2)                      \
+  registry.add({.op = #name,                                                                                        \
+                .make =                                                                                             \
+                    [](const CompileContext& c) {                                                                   \
+                      const bool second = takes_second_choice(c.node(), attribute, choice1, choice2);               \
+                      return second ? compile_unary<name##Second, false>(c) : compile_unary<name##First, false>(c); \
+                    },                                                                                              \
+                .unsupported = unsupported_unary<name##First>,                                                      \
                 .in_place = true});
 #define FRETSAW_TEST(name, set, a_name, a_value, b_name, b_value, expression) \
   registry.add({.op = #name, .make = compile_unary<name, true>, .unsupported = unsupported_unary<name>});

@@ -6,25 +6,25 @@ namespace fretsaw {
 namespace math::variadic {
 
 // `combine` as a binary row of z and x; `finish` reads the number of operands n from the attribute a.
-#define FRETSAW_VARIADIC(name, set, combine, finish)                                                          \
-  struct name##Combine {                                                                                      \
-    template <typename T>                                                                                     \
-    FRETSAW_ALWAYS_INLINE static T apply(T z, T x, T) {                                                       \
-      return static_cast<T>(combine);                                                                         \
-    }                                                                                                         \
-  };                                                                                                          \
-  struct name##Finish {                                                                                       \
-    template <typename T>                                                                                     \
-    FRETSAW_ALWAYS_INLINE static T apply(T z, T, [[maybe_unused]] T n) {                                      \
-      return static_cast<T>(finish);                                                                          \
-    }                                                                                                         \
-  };                                                                                                          \
-  struct name {                                                                                               \
-    static constexpr TypeSet kTypes = types::set;                                                             \
-    using Combine = name##Combine;                                                                            \
-    using Finish = name##Finish;                                                                              \
-    /* for the loops that need no finish */                                                                   \
-    static constexpr bool kFinishes = std::string_view(#finish) != "z";                                       \
+#define FRETSAW_VARIADIC(name, set, combine, finish)                     \
+  struct name##Combine {                                                 \
+    template <typename T>                                                \
+    FRETSAW_ALWAYS_INLINE static T apply(T z, T x, T) {                  \
+      return static_cast<T>(combine);                                    \
+    }                                                                    \
+  };                                                                     \
+  struct name##Finish {                                                  \
+    template <typename T>                                                \
+    FRETSAW_ALWAYS_INLINE static T apply(T z, T, [[maybe_unused]] T n) { \
+      return static_cast<T>(finish);                                     \
+    }                                                                    \
+  };                                                                     \
+  struct name {                                                          \
+    static constexpr TypeSet kTypes = types::set;                        \
+    using Combine = name##Combine;                                       \
+    using Finish = name##Finish;                                         \
+    /* for the loops that need no finish */                              \
+    static constexpr bool kFinishes = std::string_view(#finish) != "z";  \
   };
 #include "graph/operators/elementwise.inc"
 

@@ -26,7 +26,7 @@ float constant_scalar(const Node& node, size_t i, float absent) {
 }
 
 std::optional<FusedStep> read_activation(const Node& node) {
-  constexpr float kLowest = std::numeric_limits<float>::lowest(), kHighest = std::numeric_limits<float>::max();
+  constexpr float kHighest = std::numeric_limits<float>::infinity(), kLowest = -kHighest;
   const std::string& op = node.op;
   if (op == "Relu") return FusedStep{Kind::relu};
   if (op == "LeakyRelu") return FusedStep{Kind::leaky_relu, node.get_float("alpha", 0.01f)};
@@ -47,18 +47,24 @@ std::optional<FusedStep> read_activation(const Node& node) {
 
 size_t input_index(const CompileContext& c, const Value* value) {
   const auto found = std::find(c.inputs.begin(), c.inputs.end(), value);
-  if (!value || found == c.inputs.end()) throw Error("an operand of a fused node is not among the group's inputs", "report this as a fault");
+  if (!value || found == c.inputs.end())
+    throw Error("an operand of a fused node is not among the group's inputs", "report this as a fault");
   return static_cast<size_t>(found - c.inputs.begin());
 }
 
 FusedStep read_step(const CompileContext& c, const Node& node, const Value* previous) {
   if (std::optional<FusedStep> step = read_activation(node)) return *step;
   Kind kind;
-  if (node.op == "Add") kind = Kind::add;
-  else if (node.op == "Sub") kind = Kind::subtract;
-  else if (node.op == "Mul") kind = Kind::multiply;
-  else if (node.op == "Div") kind = Kind::divide;
-  else throw Error("this operator can't be in a fusion group", "remove the mark fretsaw.group from the model").at_node(node.name, node.op);
+  if (node.op == "Add")
+    kind = Kind::add;
+  else if (node.op == "Sub")
+    kind = Kind::subtract;
+  else if (node.op == "Mul")
+    kind = Kind::multiply;
+  else if (node.op == "Div")
+    kind = Kind::divide;
+  else
+    throw Error("this operator can't be in a fusion group", "remove the mark fretsaw.group from the model").at_node(node.name, node.op);
   const bool first = node.input(0) == previous;
   if (!first && (kind == Kind::subtract || kind == Kind::divide)) {
     throw Error("the chain of a fusion group is the second operand", "remove the mark fretsaw.group").at_node(node.name, node.op);
@@ -83,20 +89,47 @@ void apply_activation(const FusedStep& step, float* y, int64_t n, int threads) {
   const float a = step.alpha, b = step.beta;
 #define FRETSAW_MAP(expression) map_elements(y, n, threads, [=](float x) FRETSAW_ALWAYS_INLINE { return expression; })
   switch (step.kind) {
-    case Kind::linear: FRETSAW_MAP(a * x + b); break;
-    case Kind::relu: FRETSAW_MAP(x < 0.0f ? 0.0f : x); break;
-    case Kind::leaky_relu: FRETSAW_MAP(x < 0.0f ? a * x : x); break;
-    case Kind::clip: FRETSAW_MAP(math::min(math::max(x, a), b)); break;
-    case Kind::sigmoid: FRETSAW_MAP(1.0f / (1.0f + math::exp(-x))); break;
-    case Kind::hard_sigmoid: FRETSAW_MAP(math::max(0.0f, math::min(1.0f, a * x + b))); break;
-    case Kind::hard_swish: FRETSAW_MAP(x * math::max(0.0f, math::min(1.0f, a * x + b))); break;
-    case Kind::swish: FRETSAW_MAP(x / (1.0f + math::exp(-a * x))); break;
-    case Kind::gelu_erf: FRETSAW_MAP(0.5f * x * (1.0f + math::erf(x * 0.70710678118654752f))); break;
-    case Kind::gelu_tanh: FRETSAW_MAP(0.5f * x * (1.0f + math::tanh(0.79788456080286536f * (x + 0.044715f * x * x * x)))); break;
-    case Kind::tanh: FRETSAW_MAP(math::tanh(x)); break;
-    case Kind::elu: FRETSAW_MAP(x < 0.0f ? a * math::expm1(x) : x); break;
-    case Kind::mish: FRETSAW_MAP(x * math::tanh(math::max(x, 0.0f) + math::log1p(math::exp(-std::fabs(x))))); break;
-    default: break;
+    case Kind::linear:
+      FRETSAW_MAP(a * x + b);
+      break;
+    case Kind::relu:
+      FRETSAW_MAP(x < 0.0f ? 0.0f : x);
+      break;
+    case Kind::leaky_relu:
+      FRETSAW_MAP(x < 0.0f ? a * x : x);
+      break;
+    case Kind::clip:
+      FRETSAW_MAP(math::min(math::max(x, a), b));
+      break;
+    case Kind::sigmoid:
+      FRETSAW_MAP(1.0f / (1.0f + math::exp(-x)));
+      break;
+    case Kind::hard_sigmoid:
+      FRETSAW_MAP(math::max(0.0f, math::min(1.0f, a * x + b)));
+      break;
+    case Kind::hard_swish:
+      FRETSAW_MAP(x * math::max(0.0f, math::min(1.0f, a * x + b)));
+      break;
+    case Kind::swish:
+      FRETSAW_MAP(x / (1.0f + math::exp(-a * x)));
+      break;
+    case Kind::gelu_erf:
+      FRETSAW_MAP(0.5f * x * (1.0f + math::erf(x * 0.70710678118654752f)));
+      break;
+    case Kind::gelu_tanh:
+      FRETSAW_MAP(0.5f * x * (1.0f + math::tanh(0.79788456080286536f * (x + 0.044715f * x * x * x))));
+      break;
+    case Kind::tanh:
+      FRETSAW_MAP(math::tanh(x));
+      break;
+    case Kind::elu:
+      FRETSAW_MAP(x < 0.0f ? a * math::expm1(x) : x);
+      break;
+    case Kind::mish:
+      FRETSAW_MAP(x * math::tanh(math::max(x, 0.0f) + math::log1p(math::exp(-std::fabs(x)))));
+      break;
+    default:
+      break;
   }
 #undef FRETSAW_MAP
 }
@@ -120,10 +153,18 @@ void combine_row(float* y, const float* x, int64_t stride, int64_t n, const F& f
 
 void combine(Kind kind, float* y, const float* x, int64_t stride, int64_t n) {
   switch (kind) {
-    case Kind::add: combine_row(y, x, stride, n, [](float a, float b) FRETSAW_ALWAYS_INLINE { return a + b; }); break;
-    case Kind::subtract: combine_row(y, x, stride, n, [](float a, float b) FRETSAW_ALWAYS_INLINE { return a - b; }); break;
-    case Kind::multiply: combine_row(y, x, stride, n, [](float a, float b) FRETSAW_ALWAYS_INLINE { return a * b; }); break;
-    default: combine_row(y, x, stride, n, [](float a, float b) FRETSAW_ALWAYS_INLINE { return a / b; }); break;
+    case Kind::add:
+      combine_row(y, x, stride, n, [](float a, float b) FRETSAW_ALWAYS_INLINE { return a + b; });
+      break;
+    case Kind::subtract:
+      combine_row(y, x, stride, n, [](float a, float b) FRETSAW_ALWAYS_INLINE { return a - b; });
+      break;
+    case Kind::multiply:
+      combine_row(y, x, stride, n, [](float a, float b) FRETSAW_ALWAYS_INLINE { return a * b; });
+      break;
+    default:
+      combine_row(y, x, stride, n, [](float a, float b) FRETSAW_ALWAYS_INLINE { return a / b; });
+      break;
   }
 }
 
@@ -140,7 +181,8 @@ Dims operand_strides(const TensorView& x, const Dims& dims) {
   for (size_t i = 0; i < x.rank(); ++i) {
     const size_t at = dims.size() - x.rank() + i;
     if (x.dims[i] != 1 && x.dims[i] != dims[at]) {
-      throw Error("shapes " + to_string(x.dims) + " and " + to_string(dims) + " do not broadcast in a fused node", "check the model's shapes");
+      throw Error("shapes " + to_string(x.dims) + " and " + to_string(dims) + " do not broadcast in a fused node",
+                  "check the model's shapes");
     }
     strides[at] = x.dims[i] == 1 ? 0 : own[i];
   }
@@ -185,8 +227,10 @@ std::vector<FusedStep> read_chain(const CompileContext& c) {
 void apply_steps(RunContext& r, const std::vector<FusedStep>& steps, size_t first, TensorView& y) {
   if (y.count() == 0) return;
   for (size_t i = first; i < steps.size(); ++i) {
-    if (steps[i].is_binary()) apply_binary(steps[i], y, r.input(steps[i].operand), r.threads());
-    else apply_activation(steps[i], y.as<float>(), y.count(), r.threads());
+    if (steps[i].is_binary())
+      apply_binary(steps[i], y, r.input(steps[i].operand), r.threads());
+    else
+      apply_activation(steps[i], y.as<float>(), y.count(), r.threads());
   }
 }
 

@@ -9,8 +9,23 @@ namespace fretsaw {
 // One node of the chain after the contraction: y = f(y), or y = y op operand.
 struct FusedStep {
   enum class Kind : uint8_t {
-    linear, relu, leaky_relu, clip, sigmoid, hard_sigmoid, hard_swish, swish, gelu_erf, gelu_tanh, tanh, elu, mish,
-    add, subtract, multiply, divide,
+    linear,
+    relu,
+    leaky_relu,
+    clip,
+    sigmoid,
+    hard_sigmoid,
+    hard_swish,
+    swish,
+    gelu_erf,
+    gelu_tanh,
+    tanh,
+    elu,
+    mish,
+    add,
+    subtract,
+    multiply,
+    divide,
   };
   Kind kind = Kind::relu;
   float alpha = 0, beta = 0;  // parameters of an activation; the bounds of clip; linear is alpha * y + beta

@@ -38,6 +38,9 @@ TensorPtr constant_of(const Node& node) {
 
 TensorView view_of(const Tensor& tensor) {
   if (tensor.is_missing()) throw Error("the constant's bytes are missing: " + tensor.missing, "put the weight file beside the model");
+  const bool complete =
+      tensor.dtype == DType::string ? static_cast<int64_t>(tensor.strings.size()) == tensor.count() : tensor.data || tensor.count() == 0;
+  require(complete, "the constant has fewer elements than its shape says");
   TensorView view{.dtype = tensor.dtype, .dims = tensor.dims};
   // Views do not know constants; nobody writes through an input.
   view.data = const_cast<std::byte*>(tensor.data);
@@ -73,7 +76,8 @@ CompiledKernel make_constant_of_shape(const CompileContext& c) {
 int64_t range_count(double start, double limit, double delta) {
   require(delta != 0, "the delta of a range is 0");
   const double count = std::ceil((limit - start) / delta);
-  if (!std::isfinite(count) || count > 0x1p48) throw Error("a range from " + std::to_string(start) + " to " + std::to_string(limit) + " is too long");
+  if (!std::isfinite(count) || count > 0x1p48)
+    throw Error("a range from " + std::to_string(start) + " to " + std::to_string(limit) + " is too long");
   return count > 0 ? static_cast<int64_t>(count) : 0;
 }
 
@@ -87,7 +91,8 @@ void write_range(RunContext& r) {
     if (whole > (int64_t{1} << 48)) throw Error("a range from " + std::to_string(start) + " to " + std::to_string(limit) + " is too long");
     const auto count = static_cast<int64_t>(whole);
     auto* y = sized_output(r, 0, {count}, r.input(0).dtype).template as<T>();
-    for (int64_t i = 0; i < count; ++i) y[i] = static_cast<T>(static_cast<uint64_t>(start) + static_cast<uint64_t>(i) * static_cast<uint64_t>(delta));
+    for (int64_t i = 0; i < count; ++i)
+      y[i] = static_cast<T>(static_cast<uint64_t>(start) + static_cast<uint64_t>(i) * static_cast<uint64_t>(delta));
   } else {
     using C = std::conditional_t<std::is_same_v<T, double>, double, float>;
     const C first = static_cast<C>(start), step = static_cast<C>(delta);
@@ -139,9 +144,15 @@ CompiledKernel make_window(const CompileContext& c, double constant, double firs
     store_from<double>(dtype, y.data, 0, size, values.data());
   }};
 }
-CompiledKernel make_hann_window(const CompileContext& c) { return make_window(c, 0.5, 0.5, 0); }
-CompiledKernel make_hamming_window(const CompileContext& c) { return make_window(c, 25.0 / 46.0, 21.0 / 46.0, 0); }
-CompiledKernel make_blackman_window(const CompileContext& c) { return make_window(c, 0.42, 0.5, 0.08); }
+CompiledKernel make_hann_window(const CompileContext& c) {
+  return make_window(c, 0.5, 0.5, 0);
+}
+CompiledKernel make_hamming_window(const CompileContext& c) {
+  return make_window(c, 25.0 / 46.0, 21.0 / 46.0, 0);
+}
+CompiledKernel make_blackman_window(const CompileContext& c) {
+  return make_window(c, 0.42, 0.5, 0.08);
+}
 
 }  // namespace
 

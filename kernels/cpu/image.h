@@ -4,7 +4,7 @@
 namespace fretsaw {
 class KernelRegistry;
 
-void register_resize(KernelRegistry& registry);   // Resize
+void register_resize(KernelRegistry& registry);    // Resize
 void register_sampling(KernelRegistry& registry);  // GridSample, AffineGrid
 void register_regions(KernelRegistry& registry);   // RoiAlign, MaxRoiPool, Col2Im
 

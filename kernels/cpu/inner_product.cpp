@@ -56,8 +56,8 @@ bool InnerProduct::create(Plan& plan, size_t steps) {
   const memory::desc src = onednn::description(Dims{plan.rows, K_}), dst = onednn::description(Dims{plan.rows, N_});
   const memory::desc bias = plan.bias_input >= 0 ? onednn::description(Dims{N_}) : memory::desc();
   try {
-    const dnnl::inner_product_forward::primitive_desc desc(onednn::engine(), dnnl::prop_kind::forward_inference, src, onednn::any_format({N_, K_}),
-                                                           bias, dst, attributes);
+    const dnnl::inner_product_forward::primitive_desc desc(onednn::engine(), dnnl::prop_kind::forward_inference, src,
+                                                           onednn::any_format({N_, K_}), bias, dst, attributes);
     if (onednn::is_reference(desc.impl_info_str())) return false;
     onednn::report_choice("MatMul", {plan.rows, K_, N_}, desc.impl_info_str());
     plan.call = onednn::Call(dnnl::inner_product_forward(desc));

@@ -3,8 +3,10 @@
 //   run_vectorised([&]() FRETSAW_ALWAYS_INLINE { for (int64_t i = 0; i < n; ++i) y[i] = math::exp(x[i]); });
 //
 // The loop is compiled three times, for any x86-64, for AVX2 and for AVX-512, and the best version for this machine is called.
-// Whatever it calls must be inlined into it: math:: of vector_math.h, or functions marked FRETSAW_ALWAYS_INLINE. The numbers may
-// differ between machines (products and sums are fused where the machine can), never between runs on one.
+// Whatever it calls must be inlined into it: math:: of vector_math.h, or functions marked FRETSAW_ALWAYS_INLINE.
+// A captured number that the loop reads belongs into a local first (`const float scale = captured;`): otherwise the compiler must
+// allow for the loop's writing to change it. The numbers may differ between machines (products and sums are fused where the machine
+// can), never between runs on one.
 #pragma once
 #include <cstdint>
 
@@ -38,9 +40,12 @@ template <typename F>
 void run_vectorised(const F& loop) {
 #if defined(__x86_64__)
   switch (machine_isa()) {
-    case Isa::avx512: return run_with_avx512(loop);
-    case Isa::avx2: return run_with_avx2(loop);
-    case Isa::baseline: break;
+    case Isa::avx512:
+      return run_with_avx512(loop);
+    case Isa::avx2:
+      return run_with_avx2(loop);
+    case Isa::baseline:
+      break;
   }
 #endif
   loop();

@@ -48,7 +48,9 @@ void reduce_loss(RunContext& r, const LossSettings& s, const T* log_prob, const 
   if (s.reduction != "none") y.as<T>()[0] = static_cast<T>(s.reduction == "sum" ? total : total / total_weight);
 }
 
-void check_scores(const TensorView& x) { require(x.rank() >= 2, "the scores of a loss have no class dimension", "give them the shape [N,C,D1,...]"); }
+void check_scores(const TensorView& x) {
+  require(x.rank() >= 2, "the scores of a loss have no class dimension", "give them the shape [N,C,D1,...]");
+}
 
 CompiledKernel make_likelihood_plain(const CompileContext& c) {
   return {[s = LossSettings(c.node())](RunContext& r) {
@@ -89,8 +91,12 @@ CompiledKernel make_cross_entropy_plain(const CompileContext& c) {
   }};
 }
 
-CompiledKernel make_likelihood(const CompileContext& c) { return make_any_float(c, make_likelihood_plain); }
-CompiledKernel make_cross_entropy(const CompileContext& c) { return make_any_float(c, make_cross_entropy_plain); }
+CompiledKernel make_likelihood(const CompileContext& c) {
+  return make_any_float(c, make_likelihood_plain);
+}
+CompiledKernel make_cross_entropy(const CompileContext& c) {
+  return make_any_float(c, make_cross_entropy_plain);
+}
 
 }  // namespace
 

@@ -42,7 +42,8 @@ std::optional<RuntimeValue> list_attribute(const Node& node, const std::string& 
     RuntimeValue value = make_value(tensor->dtype, {tensor->count()});
     if (tensor->is_missing()) throw Error("the bytes of " + prefix + "_tensor are missing: " + tensor->missing);
     const bool strings = tensor->dtype == DType::string;
-    require(!strings || static_cast<int64_t>(tensor->strings.size()) == tensor->count(), "a tensor of strings is incomplete");
+    const bool complete = strings ? static_cast<int64_t>(tensor->strings.size()) == tensor->count() : tensor->data || tensor->count() == 0;
+    require(complete, "the tensor of keys or values has fewer elements than its shape says");
     if (strings) std::copy(tensor->strings.begin(), tensor->strings.end(), value.tensor.as<std::string>());
     if (!strings && tensor->bytes() > 0) std::memcpy(value.tensor.data, tensor->data, tensor->bytes());
     return value;

@@ -14,7 +14,10 @@
 namespace fretsaw {
 
 MatMulShape matmul_shape(const Dims& a_dims, const Dims& b_dims) {
-  const auto refuse = [&]() { return Error("a product of shapes " + to_string(a_dims) + " and " + to_string(b_dims), "their inner dimensions must be equal and the others broadcast"); };
+  const auto refuse = [&]() {
+    return Error("a product of shapes " + to_string(a_dims) + " and " + to_string(b_dims),
+                 "their inner dimensions must be equal and the others broadcast");
+  };
   if (a_dims.empty() || b_dims.empty()) throw refuse();
   MatMulShape s;
   Dims a = a_dims, b = b_dims;
@@ -60,7 +63,8 @@ void multiply(int64_t M, int64_t N, int64_t K, MatrixView a, MatrixView b, float
   // A matrix whose columns are contiguous is given as the transpose of one whose rows are. A leading dimension may not be less than a row.
   const bool a_rows = a.column == 1 && (a.row >= K || M == 1), b_rows = b.column == 1 && (b.row >= N || K == 1);
   const int64_t lda = std::max(a_rows ? a.row : a.column, a_rows ? K : M), ldb = std::max(b_rows ? b.row : b.column, b_rows ? N : K);
-  if (dnnl::sgemm(a_rows ? 'N' : 'T', b_rows ? 'N' : 'T', M, N, K, alpha, a.data, lda, b.data, ldb, beta, c, std::max(c_row, N)) != dnnl::status::success) {
+  if (dnnl::sgemm(a_rows ? 'N' : 'T', b_rows ? 'N' : 'T', M, N, K, alpha, a.data, lda, b.data, ldb, beta, c, std::max(c_row, N)) !=
+      dnnl::status::success) {
     throw Error("oneDNN refuses a matrix product", "check the shapes of the node");
   }
 }
@@ -167,7 +171,9 @@ CompiledKernel make_matmul(const CompileContext& c) {
 
 struct GemmAttributes {
   explicit GemmAttributes(const Node& node)
-      : operands{node.get_int("transA", 0) != 0, node.get_int("transB", 0) != 0}, alpha(node.get_float("alpha", 1)), beta(node.get_float("beta", 1)) {}
+      : operands{node.get_int("transA", 0) != 0, node.get_int("transB", 0) != 0},
+        alpha(node.get_float("alpha", 1)),
+        beta(node.get_float("beta", 1)) {}
   Operands operands;
   float alpha, beta;
 };
@@ -192,7 +198,8 @@ CompiledKernel make_gemm_float(const CompileContext& c) {
   const GemmAttributes g(c.node());
   auto product = std::make_shared<Product>(c, g.operands, gemm_steps(c, g));
   return {[product](RunContext& r) {
-    if (r.input(0).rank() != 2 || r.input(1).rank() != 2) throw Error("Gemm of tensors that are no matrices", "give it A [M,K] and B [K,N]");
+    if (r.input(0).rank() != 2 || r.input(1).rank() != 2)
+      throw Error("Gemm of tensors that are no matrices", "give it A [M,K] and B [K,N]");
     product->run(r);
   }};
 }
@@ -204,11 +211,13 @@ void gemm_by_loops(RunContext& r, const GemmAttributes& g) {
   if (a.rank() != 2 || b.rank() != 2) throw Error("Gemm of tensors that are no matrices", "give it A [M,K] and B [K,N]");
   const bool ta = g.operands.transpose_a, tb = g.operands.transpose_b;
   const int64_t M = a.dims[ta], K = a.dims[!ta], N = b.dims[!tb];
-  if (b.dims[tb] != K) throw Error("Gemm of shapes " + to_string(a.dims) + " and " + to_string(b.dims), "their inner dimensions must be equal");
+  if (b.dims[tb] != K)
+    throw Error("Gemm of shapes " + to_string(a.dims) + " and " + to_string(b.dims), "their inner dimensions must be equal");
   const TensorView* c = r.has_input(2) ? &r.input(2) : nullptr;
   const int64_t c_rank = c ? static_cast<int64_t>(c->rank()) : 0;
   const int64_t columns = c_rank > 0 ? c->dims.back() : 1, rows = c_rank > 1 ? c->dims[0] : 1;
-  if (c_rank > 2 || (columns != 1 && columns != N) || (rows != 1 && rows != M)) throw Error("Gemm's C does not broadcast to Y", "give it the shape [M,N] or less");
+  if (c_rank > 2 || (columns != 1 && columns != N) || (rows != 1 && rows != M))
+    throw Error("Gemm's C does not broadcast to Y", "give it the shape [M,N] or less");
   TensorView& y = r.output(0, {M, N});
   parallel_for(M, 1, r.threads(), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {

@@ -51,7 +51,8 @@ struct StridedMatrix {
   int64_t row, column;
 };
 template <typename T>
-void multiply_strided(int64_t M, int64_t N, int64_t K, StridedMatrix<T> a, StridedMatrix<T> b, T* c, int64_t c_row, T alpha = T(1), T beta = T(0)) {
+void multiply_strided(int64_t M, int64_t N, int64_t K, StridedMatrix<T> a, StridedMatrix<T> b, T* c, int64_t c_row, T alpha = T(1),
+                      T beta = T(0)) {
   if constexpr (std::is_same_v<T, float>) {
     multiply(M, N, K, {a.data, a.row, a.column}, {b.data, b.row, b.column}, c, c_row, alpha, beta);
   } else {
@@ -65,8 +66,8 @@ void multiply_strided(int64_t M, int64_t N, int64_t K, StridedMatrix<T> a, Strid
   }
 }
 
-// Calls body(batch) for each of `batches` products of matrices: batches side by side on the threads where there are enough of them, else one
-// after another, each on all threads.
+// Calls body(batch) for each of `batches` products of matrices: batches side by side on the threads where there are enough of them, else
+// one after another, each on all threads.
 template <typename Body>
 void for_each_batch(int64_t batches, int threads, const Body& body) {
   if (batches < threads) {

@@ -13,7 +13,8 @@ namespace {
 class Parameter {
  public:
   // A parameter of one entry serves all; with `rows`, one of `rows` entries (or [..., rows, 1]) belongs to rows; else to columns.
-  Parameter(std::vector<float> values, const Dims& dims, int64_t lines, bool rows) : values_(std::move(values)), lines_(lines), rows_(rows) {
+  Parameter(std::vector<float> values, const Dims& dims, int64_t lines, bool rows)
+      : values_(std::move(values)), lines_(lines), rows_(rows) {
     const int64_t count = static_cast<int64_t>(values_.size());
     if (count == 1) return;
     if (lines_ == 0 || count % lines_ != 0) {
@@ -69,9 +70,11 @@ void multiply_integers(const MatMulShape& s, const std::vector<int32_t>& a, cons
 CompiledKernel make_matmul_integer(const CompileContext&) {
   return {[](RunContext& r) {
     const MatMulShape s = matmul_shape(r.input(0).dims, r.input(1).dims);
-    const auto a = centred(r.input(0), parameter(r, 2, s.M, true), s.M, s.K), b = centred(r.input(1), parameter(r, 3, s.N, false), s.K, s.N);
+    const auto a = centred(r.input(0), parameter(r, 2, s.M, true), s.M, s.K),
+               b = centred(r.input(1), parameter(r, 3, s.N, false), s.K, s.N);
     TensorView& y = r.output(0, s.y, DType::int32);
-    multiply_integers(s, a, b, r.threads(), [&](int64_t i, const int32_t* sums) { std::copy(sums, sums + s.M * s.N, y.as<int32_t>() + i * s.M * s.N); });
+    multiply_integers(s, a, b, r.threads(),
+                      [&](int64_t i, const int32_t* sums) { std::copy(sums, sums + s.M * s.N, y.as<int32_t>() + i * s.M * s.N); });
   }};
 }
 
@@ -98,7 +101,9 @@ void qlinear_matmul(RunContext& r) {
   });
 }
 
-CompiledKernel make_qlinear_matmul(const CompileContext&) { return {qlinear_matmul}; }
+CompiledKernel make_qlinear_matmul(const CompileContext&) {
+  return {qlinear_matmul};
+}
 
 }  // namespace
 

@@ -215,7 +215,7 @@ CompiledKernel make_depth_to_space(const CompileContext& c) {
     const Dims& d = r.input(0).dims;  // [N, C, H, W]
     require(d.size() == 4 && d[1] % (b * b) == 0, "the input must be [N, C, H, W] with C a multiple of blocksize squared");
     const int64_t depth = d[1] / (b * b);
-    const Dims dims = {d[0], depth, d[2] * b, d[3] * b};
+    const Dims dims = {d[0], depth, product({d[2], b}, 0, 2), product({d[3], b}, 0, 2)};
     if (column_first) return copy_rearranged(r, {d[0], depth, b, b, d[2], d[3]}, {0, 1, 4, 2, 5, 3}, dims);
     copy_rearranged(r, {d[0], b, b, depth, d[2], d[3]}, {0, 3, 4, 1, 5, 2}, dims);
   }};
@@ -227,7 +227,7 @@ CompiledKernel make_space_to_depth(const CompileContext& c) {
   return {[=](RunContext& r) {
     const Dims& d = r.input(0).dims;  // [N, C, H, W]
     require(d.size() == 4 && d[2] % b == 0 && d[3] % b == 0, "the input must be [N, C, H, W] with H and W multiples of blocksize");
-    const Dims split = {d[0], d[1], d[2] / b, b, d[3] / b, b}, dims = {d[0], d[1] * b * b, d[2] / b, d[3] / b};
+    const Dims split = {d[0], d[1], d[2] / b, b, d[3] / b, b}, dims = {d[0], product({d[1], b, b}, 0, 3), d[2] / b, d[3] / b};
     if (column_first) return copy_rearranged(r, split, {0, 1, 3, 5, 2, 4}, dims);
     copy_rearranged(r, split, {0, 3, 5, 1, 2, 4}, dims);
   }};

@@ -27,7 +27,8 @@ namespace {
 
 // y = (x - mean) * inverse * scale + bias over one row of n.
 template <typename T>
-FRETSAW_ALWAYS_INLINE inline void layer_norm_row(const T* x, const T* scale, const T* bias, T* y, int64_t n, T epsilon, T& mean, T& inverse) {
+FRETSAW_ALWAYS_INLINE inline void layer_norm_row(const T* x, const T* scale, const T* bias, T* y, int64_t n, T epsilon, T& mean,
+                                                 T& inverse) {
   mean = sum_row(x, n, [](T v) FRETSAW_ALWAYS_INLINE { return v; }) / static_cast<T>(n);
   const T centre = mean;
   const T square = sum_row(x, n, [centre](T v) FRETSAW_ALWAYS_INLINE { return (v - centre) * (v - centre); }) / static_cast<T>(n);
@@ -53,7 +54,8 @@ const T* row_operand(RunContext& r, size_t i, const Dims& dims, size_t axis, std
   const Dims own = strides_of(x.dims);
   for (size_t d = 0; d < x.rank(); ++d) {
     const size_t at = row.size() - x.rank() + d;
-    require(x.dims[d] == 1 || x.dims[d] == row[at], "a scale or bias does not broadcast to what it scales", "give it the normalised dimensions");
+    require(x.dims[d] == 1 || x.dims[d] == row[at], "a scale or bias does not broadcast to what it scales",
+            "give it the normalised dimensions");
     strides[at] = x.dims[d] == 1 ? 0 : own[d];
   }
   expanded.resize(static_cast<size_t>(count_of(row)) + 1);
@@ -166,9 +168,15 @@ CompiledKernel make_lp_norm_plain(const CompileContext& c) {
   }};
 }
 
-CompiledKernel make_layer_norm(const CompileContext& c) { return make_any_float(c, make_layer_norm_plain); }
-CompiledKernel make_rms_norm(const CompileContext& c) { return make_any_float(c, make_rms_norm_plain); }
-CompiledKernel make_lp_norm(const CompileContext& c) { return make_any_float(c, make_lp_norm_plain); }
+CompiledKernel make_layer_norm(const CompileContext& c) {
+  return make_any_float(c, make_layer_norm_plain);
+}
+CompiledKernel make_rms_norm(const CompileContext& c) {
+  return make_any_float(c, make_rms_norm_plain);
+}
+CompiledKernel make_lp_norm(const CompileContext& c) {
+  return make_any_float(c, make_lp_norm_plain);
+}
 
 }  // namespace
 

@@ -45,7 +45,9 @@ void scale_channels(const TensorView& x, TensorView& y, const std::vector<T>& fa
 
 struct BatchSettings {
   explicit BatchSettings(const Node& node)
-      : epsilon(node.get_float("epsilon", 1e-5f)), momentum(node.get_float("momentum", 0.9f)), training(node.get_int("training_mode", 0) != 0) {}
+      : epsilon(node.get_float("epsilon", 1e-5f)),
+        momentum(node.get_float("momentum", 0.9f)),
+        training(node.get_int("training_mode", 0) != 0) {}
   float epsilon, momentum;
   bool training;
 };
@@ -88,7 +90,8 @@ void batch_norm(RunContext& r, const BatchSettings& s) {
   const TensorView& x = r.input(0);
   require(x.rank() >= 1, "BatchNormalization of a scalar", "give it [N,C,D1,...]");
   const size_t C = x.rank() == 1 ? 1 : static_cast<size_t>(x.dims[1]);
-  for (size_t i = 1; i < 5; ++i) require(static_cast<size_t>(r.input(i).count()) == C, "a parameter of BatchNormalization does not fit the channels", "give it [C]");
+  for (size_t i = 1; i < 5; ++i)
+    require(static_cast<size_t>(r.input(i).count()) == C, "a parameter of BatchNormalization does not fit the channels", "give it [C]");
   std::vector<T> factor = elements_as<T>(r, 1), shift = elements_as<T>(r, 2), mean = elements_as<T>(r, 3), variance = elements_as<T>(r, 4);
   TensorView view = x;
   if (view.rank() == 1) view.dims = {x.dims[0], 1};
@@ -107,11 +110,10 @@ void batch_norm(RunContext& r, const BatchSettings& s) {
 
 CompiledKernel make_batch_norm_plain(const CompileContext& c) {
   const BatchSettings s(c.node());
-  CompiledKernel kernel{[s](RunContext& r) {
-    dispatch<types::wide_floats>(r.input(0).dtype, [&]<typename T>() { batch_norm<T>(r, s); });
-  }};
+  CompiledKernel kernel{[s](RunContext& r) { dispatch<types::wide_floats>(r.input(0).dtype, [&]<typename T>() { batch_norm<T>(r, s); }); }};
   const std::optional<Dims> dims = c.input_dims(0);
-  if (!s.training && dims && dims->size() == 4 && c.input_dtype(0) == DType::float32 && !c.offered.empty() && c.offered[0] == Layout::nhwc) {
+  if (!s.training && dims && dims->size() == 4 && c.input_dtype(0) == DType::float32 && !c.offered.empty() &&
+      c.offered[0] == Layout::nhwc) {
     kernel.input_layouts.assign(c.inputs.size(), Layout::plain);
     kernel.input_layouts[0] = Layout::nhwc;
     kernel.output_layouts.assign(std::max<size_t>(c.outputs.size(), 1), Layout::plain);
@@ -129,7 +131,8 @@ void group_norm(RunContext& r, int64_t groups, float epsilon) {
   if (groups == 0) groups = std::max<int64_t>(C, 1);  // InstanceNormalization
   require(groups > 0 && C % groups == 0, "the channels are no multiple of num_groups", "choose another number of groups");
   const std::vector<T> scale = elements_as<T>(r, 1), bias = elements_as<T>(r, 2);
-  require(static_cast<int64_t>(scale.size()) == C && static_cast<int64_t>(bias.size()) == C, "scale or bias do not fit the channels", "give each [C]");
+  require(static_cast<int64_t>(scale.size()) == C && static_cast<int64_t>(bias.size()) == C, "scale or bias do not fit the channels",
+          "give each [C]");
   TensorView& y = r.output(0, x.dims);
   const int64_t channels = C / groups, n = channels * cells;
   if (x.count() == 0) return;
@@ -154,7 +157,8 @@ void group_norm(RunContext& r, int64_t groups, float epsilon) {
 
 CompiledKernel make_group_norm_plain(const CompileContext& c) {
   const int64_t groups = c.node().op == "InstanceNormalization" ? 0 : c.node().get_int("num_groups", -1);
-  require(groups >= 0 && (groups > 0 || c.node().op == "InstanceNormalization"), "attribute num_groups is missing or not positive", "give it");
+  require(groups >= 0 && (groups > 0 || c.node().op == "InstanceNormalization"), "attribute num_groups is missing or not positive",
+          "give it");
   return {[groups, epsilon = c.node().get_float("epsilon", 1e-5f)](RunContext& r) {
     dispatch<types::wide_floats>(r.input(0).dtype, [&]<typename T>() { group_norm<T>(r, groups, epsilon); });
   }};
@@ -162,7 +166,10 @@ CompiledKernel make_group_norm_plain(const CompileContext& c) {
 
 struct ResponseSettings {
   explicit ResponseSettings(const Node& node)
-      : size(node.get_int("size", 0)), alpha(node.get_float("alpha", 1e-4f)), beta(node.get_float("beta", 0.75f)), bias(node.get_float("bias", 1.0f)) {
+      : size(node.get_int("size", 0)),
+        alpha(node.get_float("alpha", 1e-4f)),
+        beta(node.get_float("beta", 0.75f)),
+        bias(node.get_float("bias", 1.0f)) {
     require(size >= 1, "attribute size of LRN is missing or not positive", "give it");
   }
   int64_t size;
@@ -199,9 +206,15 @@ CompiledKernel make_response_plain(const CompileContext& c) {
   }};
 }
 
-CompiledKernel make_batch_norm(const CompileContext& c) { return make_any_float(c, make_batch_norm_plain); }
-CompiledKernel make_group_norm(const CompileContext& c) { return make_any_float(c, make_group_norm_plain); }
-CompiledKernel make_response(const CompileContext& c) { return make_any_float(c, make_response_plain); }
+CompiledKernel make_batch_norm(const CompileContext& c) {
+  return make_any_float(c, make_batch_norm_plain);
+}
+CompiledKernel make_group_norm(const CompileContext& c) {
+  return make_any_float(c, make_group_norm_plain);
+}
+CompiledKernel make_response(const CompileContext& c) {
+  return make_any_float(c, make_response_plain);
+}
 
 }  // namespace
 

@@ -40,7 +40,8 @@ void normalise(RunContext& r, const std::vector<int64_t>& axes) {
     double sum = 0, square = 0;
     for (int64_t at : offsets) sum += static_cast<double>(x.as<T>()[base + at]);
     const double mean = sum / static_cast<double>(offsets.size());
-    for (int64_t at : offsets) square += (static_cast<double>(x.as<T>()[base + at]) - mean) * (static_cast<double>(x.as<T>()[base + at]) - mean);
+    for (int64_t at : offsets)
+      square += (static_cast<double>(x.as<T>()[base + at]) - mean) * (static_cast<double>(x.as<T>()[base + at]) - mean);
     const double deviation = std::sqrt(square / static_cast<double>(offsets.size())) + 1e-9;
     for (int64_t at : offsets) y.as<T>()[base + at] = static_cast<T>((static_cast<double>(x.as<T>()[base + at]) - mean) / deviation);
   } while (next_index(outer, kept));
@@ -52,10 +53,14 @@ CompiledKernel make_plain(const CompileContext& c) {
   }};
 }
 
-CompiledKernel make_mean_variance(const CompileContext& c) { return make_any_float(c, make_plain); }
+CompiledKernel make_mean_variance(const CompileContext& c) {
+  return make_any_float(c, make_plain);
+}
 
 }  // namespace
 
-void register_mean_variance(KernelRegistry& registry) { registry.add({.op = "MeanVarianceNormalization", .make = make_mean_variance}); }
+void register_mean_variance(KernelRegistry& registry) {
+  registry.add({.op = "MeanVarianceNormalization", .make = make_mean_variance});
+}
 
 }  // namespace fretsaw

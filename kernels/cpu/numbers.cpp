@@ -24,13 +24,18 @@ std::vector<T> loaded(const TensorView& view) {
 
 }  // namespace
 
-std::vector<int64_t> as_ints(const TensorView& view) { return loaded<int64_t>(view); }
-std::vector<double> as_doubles(const TensorView& view) { return loaded<double>(view); }
+std::vector<int64_t> as_ints(const TensorView& view) {
+  return loaded<int64_t>(view);
+}
+std::vector<double> as_doubles(const TensorView& view) {
+  return loaded<double>(view);
+}
 
 std::vector<uint8_t> non_zero_flags(const TensorView& view) {
   std::vector<uint8_t> flags(static_cast<size_t>(view.count()));
   if (view.dtype == DType::string) {
-    std::transform(view.as<std::string>(), view.as<std::string>() + view.count(), flags.begin(), [](const std::string& s) { return !s.empty(); });
+    std::transform(view.as<std::string>(), view.as<std::string>() + view.count(), flags.begin(),
+                   [](const std::string& s) { return !s.empty(); });
   } else if (view.dtype == DType::int64 || view.dtype == DType::uint64) {  // a double would round them, but not to zero
     std::transform(view.as<int64_t>(), view.as<int64_t>() + view.count(), flags.begin(), [](int64_t v) { return v != 0; });
   } else if (view.dtype == DType::boolean) {

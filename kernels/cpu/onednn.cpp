@@ -19,26 +19,38 @@ dnnl::stream& stream() {
   return mine;
 }
 
-memory::desc strided(const Dims& dims, const Dims& strides) { return memory::desc(dims, memory::data_type::f32, strides); }
+memory::desc strided(const Dims& dims, const Dims& strides) {
+  return memory::desc(dims, memory::data_type::f32, strides);
+}
 
-memory::desc any_format(const Dims& dims) { return memory::desc(dims, memory::data_type::f32, memory::format_tag::any); }
+memory::desc any_format(const Dims& dims) {
+  return memory::desc(dims, memory::data_type::f32, memory::format_tag::any);
+}
 
 memory::desc description(const Dims& dims, Layout layout) {
   constexpr auto kFloat = memory::data_type::f32;
   switch (layout) {
-    case Layout::nChw8c: return memory::desc(dims, kFloat, memory::format_tag::nChw8c);
-    case Layout::nChw16c: return memory::desc(dims, kFloat, memory::format_tag::nChw16c);
-    case Layout::nhwc: return memory::desc(dims, kFloat, memory::format_tag::nhwc);
-    case Layout::plain: break;
+    case Layout::nChw8c:
+      return memory::desc(dims, kFloat, memory::format_tag::nChw8c);
+    case Layout::nChw16c:
+      return memory::desc(dims, kFloat, memory::format_tag::nChw16c);
+    case Layout::nhwc:
+      return memory::desc(dims, kFloat, memory::format_tag::nhwc);
+    case Layout::plain:
+      break;
   }
   Dims strides(dims.size(), 1);
   for (size_t i = dims.size(); i-- > 1;) strides[i - 1] = strides[i] * std::max<int64_t>(dims[i], 1);
   return strided(dims, strides);
 }
 
-memory::desc description(const TensorView& view) { return description(view.dims, view.layout); }
+memory::desc description(const TensorView& view) {
+  return description(view.dims, view.layout);
+}
 
-bool is_reference(const std::string& implementation) { return implementation.find("ref") != std::string::npos; }
+bool is_reference(const std::string& implementation) {
+  return implementation.find("ref") != std::string::npos;
+}
 
 void report_choice(const char* what, const Dims& shape, const std::string& implementation) {
   static const bool wanted = std::getenv("FRETSAW_DNNL_INFO") != nullptr;
@@ -91,23 +103,39 @@ namespace {
 
 dnnl::algorithm algorithm_of(FusedStep::Kind kind) {
   switch (kind) {
-    case FusedStep::Kind::linear: return dnnl::algorithm::eltwise_linear;
+    case FusedStep::Kind::linear:
+      return dnnl::algorithm::eltwise_linear;
     case FusedStep::Kind::relu:
-    case FusedStep::Kind::leaky_relu: return dnnl::algorithm::eltwise_relu;
-    case FusedStep::Kind::clip: return dnnl::algorithm::eltwise_clip;
-    case FusedStep::Kind::sigmoid: return dnnl::algorithm::eltwise_logistic;
-    case FusedStep::Kind::hard_sigmoid: return dnnl::algorithm::eltwise_hardsigmoid;
-    case FusedStep::Kind::hard_swish: return dnnl::algorithm::eltwise_hardswish;
-    case FusedStep::Kind::swish: return dnnl::algorithm::eltwise_swish;
-    case FusedStep::Kind::gelu_erf: return dnnl::algorithm::eltwise_gelu_erf;
-    case FusedStep::Kind::gelu_tanh: return dnnl::algorithm::eltwise_gelu_tanh;
-    case FusedStep::Kind::tanh: return dnnl::algorithm::eltwise_tanh;
-    case FusedStep::Kind::elu: return dnnl::algorithm::eltwise_elu;
-    case FusedStep::Kind::mish: return dnnl::algorithm::eltwise_mish;
-    case FusedStep::Kind::add: return dnnl::algorithm::binary_add;
-    case FusedStep::Kind::subtract: return dnnl::algorithm::binary_sub;
-    case FusedStep::Kind::multiply: return dnnl::algorithm::binary_mul;
-    case FusedStep::Kind::divide: return dnnl::algorithm::binary_div;
+    case FusedStep::Kind::leaky_relu:
+      return dnnl::algorithm::eltwise_relu;
+    case FusedStep::Kind::clip:
+      return dnnl::algorithm::eltwise_clip;
+    case FusedStep::Kind::sigmoid:
+      return dnnl::algorithm::eltwise_logistic;
+    case FusedStep::Kind::hard_sigmoid:
+      return dnnl::algorithm::eltwise_hardsigmoid;
+    case FusedStep::Kind::hard_swish:
+      return dnnl::algorithm::eltwise_hardswish;
+    case FusedStep::Kind::swish:
+      return dnnl::algorithm::eltwise_swish;
+    case FusedStep::Kind::gelu_erf:
+      return dnnl::algorithm::eltwise_gelu_erf;
+    case FusedStep::Kind::gelu_tanh:
+      return dnnl::algorithm::eltwise_gelu_tanh;
+    case FusedStep::Kind::tanh:
+      return dnnl::algorithm::eltwise_tanh;
+    case FusedStep::Kind::elu:
+      return dnnl::algorithm::eltwise_elu;
+    case FusedStep::Kind::mish:
+      return dnnl::algorithm::eltwise_mish;
+    case FusedStep::Kind::add:
+      return dnnl::algorithm::binary_add;
+    case FusedStep::Kind::subtract:
+      return dnnl::algorithm::binary_sub;
+    case FusedStep::Kind::multiply:
+      return dnnl::algorithm::binary_mul;
+    case FusedStep::Kind::divide:
+      return dnnl::algorithm::binary_div;
   }
   return dnnl::algorithm::undef;
 }
@@ -130,6 +158,8 @@ size_t append_steps(dnnl::post_ops& ops, const std::vector<FusedStep>& steps, si
   return taken;
 }
 
-int operand_argument(size_t step) { return DNNL_ARG_ATTR_MULTIPLE_POST_OP(static_cast<int>(step)) | DNNL_ARG_SRC_1; }
+int operand_argument(size_t step) {
+  return DNNL_ARG_ATTR_MULTIPLE_POST_OP(static_cast<int>(step)) | DNNL_ARG_SRC_1;
+}
 
 }  // namespace fretsaw::onednn

@@ -72,8 +72,8 @@ class PackedWeights {
 
 std::shared_ptr<void> aligned_memory(size_t bytes);
 
-// The steps of a fused chain as post-operations. `operand(i)` describes the second operand of steps[i] (a binary one); nullopt says that oneDNN
-// can't have it, and the steps from there on are left to loops. Returns how many steps went in.
+// The steps of a fused chain as post-operations. `operand(i)` describes the second operand of steps[i] (a binary one); nullopt says that
+// oneDNN can't have it, and the steps from there on are left to loops. Returns how many steps went in.
 using OperandFormat = std::function<std::optional<dnnl::memory::desc>(const FusedStep&)>;
 size_t append_steps(dnnl::post_ops& ops, const std::vector<FusedStep>& steps, size_t limit, const OperandFormat& operand);
 int operand_argument(size_t step);  // the argument that is the second operand of a step

@@ -142,7 +142,8 @@ CompiledKernel make_pad(const CompileContext& c) {
     if (r.has_input(3)) named = r.input_ints(3);
     const std::vector<size_t> front = normalise_axes(named, x.rank());
     if (pads.size() != 2 * front.size()) {
-      throw Error("pads has " + std::to_string(pads.size()) + " numbers for " + std::to_string(front.size()) + " axes", "give two for each");
+      throw Error("pads has " + std::to_string(pads.size()) + " numbers for " + std::to_string(front.size()) + " axes",
+                  "give two for each");
     }
     std::vector<PadAxis> axes;
     for (int64_t d : x.dims) axes.push_back(pad_axis(d, 0, 0));
@@ -236,8 +237,9 @@ CompiledKernel make_reverse_sequence(const CompileContext& c) {
       }
       const int64_t tail = base + length * strides[time_axis];
       part[time_axis] = length;
-      copy_strided(x.dtype, part, offset_by(to.data(), base, x.dtype), strides, offset_by(from.data(), tail - strides[time_axis], x.dtype),
-                   backwards, r.threads());
+      if (length > 0)
+        copy_strided(x.dtype, part, offset_by(to.data(), base, x.dtype), strides,
+                     offset_by(from.data(), tail - strides[time_axis], x.dtype), backwards, r.threads());
       part[time_axis] = extent - length;
       copy_strided(x.dtype, part, offset_by(to.data(), tail, x.dtype), strides, offset_by(from.data(), tail, x.dtype), strides,
                    r.threads());

@@ -24,7 +24,7 @@ void parallel_for(int64_t count, int64_t grain, int threads, const Body& body) {
     return;
   }
   std::exception_ptr failure;
-#pragma omp parallel num_threads(static_cast<int>(parts))
+#pragma omp parallel num_threads(static_cast <int>(parts))
   {
     // The team may be smaller than asked for, so each thread takes every team-th part.
     const int64_t team = omp_get_num_threads();

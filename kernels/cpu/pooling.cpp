@@ -29,7 +29,8 @@ LineCells line_cells(const Window& w, size_t i, int64_t in, int64_t out) {
   for (int64_t o = 0; o < out; ++o) {
     const int64_t start = o * w.strides[i] - w.pads_begin[i], step = w.dilations[i];
     const int64_t first = start < 0 ? (-start + step - 1) / step : 0;
-    for (int64_t tap = first; tap < w.kernel[i] && start + tap * step < in; ++tap) line.positions[static_cast<size_t>(o)].push_back(start + tap * step);
+    for (int64_t tap = first; tap < w.kernel[i] && start + tap * step < in; ++tap)
+      line.positions[static_cast<size_t>(o)].push_back(start + tap * step);
     const int64_t room = in + w.pads_end[i] - start;  // cells up to the end of the padding
     line.counts.push_back(std::max<int64_t>(0, std::min(w.kernel[i], (room + step - 1) / step)));
   }
@@ -38,16 +39,27 @@ LineCells line_cells(const Window& w, size_t i, int64_t in, int64_t out) {
 
 }  // namespace
 
+// The most cells that the windows of one image may cover in all: what bounds the memory of PoolCells.
+constexpr int64_t kMostCells = int64_t{1} << 27;
+
 PoolCells pool_cells(const Window& w, const Dims& spatial, bool ceil_mode) {
   PoolCells pool;
   pool.out = output_spatial(w, spatial, ceil_mode);
-  if (count_of(spatial) > std::numeric_limits<int32_t>::max()) throw Error("a pooling over " + to_string(spatial), "it has too many cells for one image");
+  if (count_of(spatial) > std::numeric_limits<int32_t>::max())
+    throw Error("a pooling over " + to_string(spatial), "it has too many cells for one image");
+  if (count_of(pool.out) > kMostCells) throw Error("a pooling to " + to_string(pool.out), "use less padding");
   // Dimension by dimension: each cell so far becomes one for each position of the next dimension.
   pool.starts = {0, 1};
   pool.cells = {0};
   pool.counts = {1};
   for (size_t i = 0; i < w.rank(); ++i) {
     const LineCells line = line_cells(w, i, spatial[i], pool.out[i]);
+    int64_t positions = 0;
+    for (const std::vector<int64_t>& window : line.positions) positions += static_cast<int64_t>(window.size());
+    if (positions > 0 && static_cast<int64_t>(pool.cells.size()) > kMostCells / positions) {
+      throw Error("a pooling whose windows cover more than " + std::to_string(kMostCells) + " cells",
+                  "use smaller windows or larger strides");
+    }
     PoolCells next;
     next.starts = {0};
     for (size_t before = 0; before + 1 < pool.starts.size(); ++before) {
@@ -58,7 +70,8 @@ PoolCells pool_cells(const Window& w, const Dims& spatial, bool ceil_mode) {
           }
         }
         next.starts.push_back(static_cast<int64_t>(next.cells.size()));
-        next.counts.push_back(static_cast<int32_t>(std::min<int64_t>(pool.counts[before] * line.counts[o], std::numeric_limits<int32_t>::max())));
+        next.counts.push_back(
+            static_cast<int32_t>(std::min<int64_t>(pool.counts[before] * line.counts[o], std::numeric_limits<int32_t>::max())));
       }
     }
     next.out = std::move(pool.out);

@@ -114,7 +114,8 @@ void pool_globally(RunContext& r, GlobalKind kind, double p) {
   }
   const int64_t C = x.dims[1], rows = x.dims[2], columns = x.dims[3];
   float* row = static_cast<float*>(r.scratch(static_cast<size_t>(C) * sizeof(float)));
-  for (int64_t n = 0; n < x.dims[0]; ++n) fold_pixels(kind, x.as<float>() + n * rows * columns * C, rows, columns, C, y.as<float>() + n * C, row);
+  for (int64_t n = 0; n < x.dims[0]; ++n)
+    fold_pixels(kind, x.as<float>() + n * rows * columns * C, rows, columns, C, y.as<float>() + n * C, row);
 }
 
 template <GlobalKind kKind>

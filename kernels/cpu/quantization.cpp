@@ -49,8 +49,15 @@ void Quantization::spread(int64_t begin, int64_t n, float* scales, float* zeros)
   int64_t within = begin % inner_, index = begin / inner_ % axis_size_, outer = begin / inner_ / axis_size_;
   const int64_t blocks = block_ ? (axis_size_ + block_ - 1) / block_ : 0;
   for (int64_t i = 0; i < n;) {
-    const int64_t run = std::min(inner_ - within, n - i);
-    if (block_) {
+    int64_t run = std::min(inner_ - within, n - i);
+    if (block_ && inner_ == 1) {
+      // Blocks along the last axis: as many elements as are left of this one.
+      run = std::min({block_ - index % block_, axis_size_ - index, n - i});
+      const auto from = static_cast<size_t>(outer * blocks + index / block_);
+      std::fill_n(scales + i, run, scales_[from]);
+      std::fill_n(zeros + i, run, zeros_[from]);
+      index += run - 1;
+    } else if (block_) {
       const int64_t from = (outer * blocks + index / block_) * inner_ + within;
       std::copy_n(scales_.data() + from, run, scales + i);
       std::copy_n(zeros_.data() + from, run, zeros + i);
@@ -71,8 +78,7 @@ namespace {
 
 constexpr int64_t kChunkElements = 512;
 constexpr TypeSet kFloat8 = set_of(DType::float8e4m3fn, DType::float8e4m3fnuz, DType::float8e5m2, DType::float8e5m2fnuz);
-constexpr TypeSet kQuantized =
-    set_of(DType::int8, DType::uint8, DType::int16, DType::uint16) | kFloat8 | types::packed;
+constexpr TypeSet kQuantized = set_of(DType::int8, DType::uint8, DType::int16, DType::uint16) | kFloat8 | types::packed;
 constexpr TypeSet kScales = types::half_floats | set_of(DType::float32, DType::int32, DType::float8e8m0);
 
 struct Range {
@@ -80,14 +86,22 @@ struct Range {
 };
 Range range_of(DType type) {
   switch (type) {
-    case DType::int8: return {-128, 127};
-    case DType::uint8: return {0, 255};
-    case DType::int16: return {-32768, 32767};
-    case DType::uint16: return {0, 65535};
-    case DType::int4: return {-8, 7};
-    case DType::uint4: return {0, 15};
-    case DType::int2: return {-2, 1};
-    default: return {0, 3};
+    case DType::int8:
+      return {-128, 127};
+    case DType::uint8:
+      return {0, 255};
+    case DType::int16:
+      return {-32768, 32767};
+    case DType::uint16:
+      return {0, 65535};
+    case DType::int4:
+      return {-8, 7};
+    case DType::uint4:
+      return {0, 15};
+    case DType::int2:
+      return {-2, 1};
+    default:
+      return {0, 3};
   }
 }
 
@@ -122,21 +136,27 @@ void quantize_chunk(float* values, const float* scales, const float* zeros, int6
   }
   const Range range = range_of(to);
   run_vectorised([=]() FRETSAW_ALWAYS_INLINE {
+    const float low = range.low, high = range.high;  // locals: see isa.h
     for (int64_t i = 0; i < n; ++i) {
-      const float q = math::rint(values[i]) + zeros[i];
-      // NaN becomes the lowest number
-      values[i] = q > range.low ? (q < range.high ? q : range.high) : range.low;
+      float q = math::rint(values[i]) + zeros[i];
+      q = q > low ? q : low;  // NaN becomes the lowest number
+      values[i] = q < high ? q : high;
     }
   });
 }
 
 void store_chunk(const float* values, TensorView& y, int64_t begin, int64_t n, const CastRules& rules) {
   switch (y.dtype) {
-    case DType::int8: return narrow(values, y.as<int8_t>() + begin, n);
-    case DType::uint8: return narrow(values, y.as<uint8_t>() + begin, n);
-    case DType::int16: return narrow(values, y.as<int16_t>() + begin, n);
-    case DType::uint16: return narrow(values, y.as<uint16_t>() + begin, n);
-    default: return store_from<float>(y.dtype, y.data, begin, n, values, rules);
+    case DType::int8:
+      return narrow(values, y.as<int8_t>() + begin, n);
+    case DType::uint8:
+      return narrow(values, y.as<uint8_t>() + begin, n);
+    case DType::int16:
+      return narrow(values, y.as<int16_t>() + begin, n);
+    case DType::uint16:
+      return narrow(values, y.as<uint16_t>() + begin, n);
+    default:
+      return store_from<float>(y.dtype, y.data, begin, n, values, rules);
   }
 }
 

@@ -40,9 +40,11 @@ void dynamic_quantize(RunContext& r) {
   auto* y = r.output(0, x.dims, DType::uint8).as<uint8_t>();
   parallel_elements(x.count(), r.threads(), [&](int64_t begin, int64_t end) {
     run_vectorised([=]() FRETSAW_ALWAYS_INLINE {
+      const float step = scale, offset = zero;  // locals: see isa.h
       for (int64_t i = begin; i < end; ++i) {
-        const float q = math::rint(from[i] / scale) + zero;
-        y[i] = static_cast<uint8_t>(static_cast<int32_t>(q > 0.0f ? (q < 255.0f ? q : 255.0f) : 0.0f));
+        float q = math::rint(from[i] / step) + offset;
+        q = q > 0.0f ? q : 0.0f;
+        y[i] = static_cast<uint8_t>(static_cast<int32_t>(q < 255.0f ? q : 255.0f));
       }
     });
   });
@@ -55,10 +57,11 @@ void dynamic_quantize(RunContext& r) {
 void register_dynamic_quantization(KernelRegistry& registry) {
   registry.add({.op = "DynamicQuantizeLinear",
                 .make = [](const CompileContext&) { return CompiledKernel{dynamic_quantize}; },
-                .unsupported = [](const CompileContext& c) {
-                  const DType type = c.input_dtype(0);
-                  return type == DType::undefined || type == DType::float32 ? std::string() : not_supported(type);
-                }});
+                .unsupported =
+                    [](const CompileContext& c) {
+                      const DType type = c.input_dtype(0);
+                      return type == DType::undefined || type == DType::float32 ? std::string() : not_supported(type);
+                    }});
 }
 
 }  // namespace fretsaw

@@ -111,7 +111,7 @@ CompiledKernel make_dropout(const CompileContext& c) {
     const TensorView& x = r.input(0);
     const double ratio = r.has_input(1) ? input_number(r, 1) : 0.5;
     const bool training = r.has_input(2) && input_int(r, 2) != 0;
-    require(ratio >= 0 && ratio < 1, "the ratio of a dropout must be at least 0 and below 1");
+    require(!training || (ratio >= 0 && ratio < 1), "the ratio of a dropout must be at least 0 and below 1");
     uint8_t* mask = r.wants_output(1) ? sized_output(r, 1, x.dims, DType::boolean).as<uint8_t>() : nullptr;
     TensorView& y = sized_output(r, 0, x.dims, x.dtype);
     if (training && ratio > 0) {

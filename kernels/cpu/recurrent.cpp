@@ -35,7 +35,8 @@ constexpr ActivationRow kActivations[] = {
     {"softplus", Kind::softplus, false, false, 0, 0},
 };
 
-GateActivation read_activation(std::string name, const std::vector<float>& alphas, size_t& alpha, const std::vector<float>& betas, size_t& beta) {
+GateActivation read_activation(std::string name, const std::vector<float>& alphas, size_t& alpha, const std::vector<float>& betas,
+                               size_t& beta) {
   std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   for (const ActivationRow& row : kActivations) {
     if (name != row.name) continue;
@@ -60,19 +61,45 @@ void map_row(T* x, int64_t n, const F& f) {
 template <typename T>
 void activate(const GateActivation& f, T* x, int64_t n) {
   const T a = static_cast<T>(f.alpha), b = static_cast<T>(f.beta);
-#define FRETSAW_MAP(expression) map_row(x, n, [a, b](T v) FRETSAW_ALWAYS_INLINE { (void)a, (void)b; return expression; })
+#define FRETSAW_MAP(expression)                     \
+  map_row(x, n, [a, b](T v) FRETSAW_ALWAYS_INLINE { \
+    (void)a, (void)b;                               \
+    return expression;                              \
+  })
   switch (f.kind) {
-    case Kind::relu: FRETSAW_MAP(v < T(0) ? T(0) : v); break;
-    case Kind::tanh: FRETSAW_MAP(math::tanh(v)); break;
-    case Kind::sigmoid: FRETSAW_MAP(T(1) / (T(1) + math::exp(-v))); break;
-    case Kind::affine: FRETSAW_MAP(a * v + b); break;
-    case Kind::leaky_relu: FRETSAW_MAP(v < T(0) ? a * v : v); break;
-    case Kind::thresholded_relu: FRETSAW_MAP(v > a ? v : T(0)); break;
-    case Kind::scaled_tanh: FRETSAW_MAP(a * math::tanh(b * v)); break;
-    case Kind::hard_sigmoid: FRETSAW_MAP(math::max(T(0), math::min(T(1), a * v + b))); break;
-    case Kind::elu: FRETSAW_MAP(v < T(0) ? a * math::expm1(v) : v); break;
-    case Kind::softsign: FRETSAW_MAP(v / (T(1) + std::fabs(v))); break;
-    case Kind::softplus: FRETSAW_MAP(math::max(v, T(0)) + math::log1p(math::exp(-std::fabs(v)))); break;
+    case Kind::relu:
+      FRETSAW_MAP(v < T(0) ? T(0) : v);
+      break;
+    case Kind::tanh:
+      FRETSAW_MAP(math::tanh(v));
+      break;
+    case Kind::sigmoid:
+      FRETSAW_MAP(T(1) / (T(1) + math::exp(-v)));
+      break;
+    case Kind::affine:
+      FRETSAW_MAP(a * v + b);
+      break;
+    case Kind::leaky_relu:
+      FRETSAW_MAP(v < T(0) ? a * v : v);
+      break;
+    case Kind::thresholded_relu:
+      FRETSAW_MAP(v > a ? v : T(0));
+      break;
+    case Kind::scaled_tanh:
+      FRETSAW_MAP(a * math::tanh(b * v));
+      break;
+    case Kind::hard_sigmoid:
+      FRETSAW_MAP(math::max(T(0), math::min(T(1), a * v + b)));
+      break;
+    case Kind::elu:
+      FRETSAW_MAP(v < T(0) ? a * math::expm1(v) : v);
+      break;
+    case Kind::softsign:
+      FRETSAW_MAP(v / (T(1) + std::fabs(v)));
+      break;
+    case Kind::softplus:
+      FRETSAW_MAP(math::max(v, T(0)) + math::log1p(math::exp(-std::fabs(v))));
+      break;
   }
 #undef FRETSAW_MAP
 }
@@ -83,7 +110,8 @@ RecurrentSettings read_recurrent(const Node& node, int64_t gates, const std::vec
   RecurrentSettings s;
   s.gates = gates;
   const std::string direction = node.get_string("direction", "forward");
-  require(direction == "forward" || direction == "reverse" || direction == "bidirectional", "an unknown direction", "use forward, reverse or bidirectional");
+  require(direction == "forward" || direction == "reverse" || direction == "bidirectional", "an unknown direction",
+          "use forward, reverse or bidirectional");
   s.directions = direction == "bidirectional" ? 2 : 1;
   s.first_reversed = direction == "reverse";
   s.layout = node.get_int("layout", 0);
@@ -96,7 +124,8 @@ RecurrentSettings read_recurrent(const Node& node, int64_t gates, const std::vec
   if (names.empty()) {
     for (int64_t d = 0; d < s.directions; ++d) names.insert(names.end(), defaults.begin(), defaults.end());
   }
-  require(names.size() == defaults.size() * static_cast<size_t>(s.directions), "the wrong number of activations", "give each direction as many as the cell has");
+  require(names.size() == defaults.size() * static_cast<size_t>(s.directions), "the wrong number of activations",
+          "give each direction as many as the cell has");
   const std::vector<float> alphas = node.get_floats("activation_alpha"), betas = node.get_floats("activation_beta");
   size_t alpha = 0, beta = 0;
   for (int64_t d = 0; d < s.directions; ++d) {
@@ -113,16 +142,19 @@ RecurrentShape recurrent_shape(RunContext& r, const RecurrentSettings& s) {
   require(x.size() == 3 && W.size() == 3 && R.size() == 3, "X, W and R of a recurrent node must have 3 dimensions", "check their shapes");
   RecurrentShape shape{x[s.layout ? 1 : 0], x[s.layout ? 0 : 1], x[2], R[2], s.directions};
   require(s.hidden == 0 || s.hidden == shape.H, "hidden_size is not what R says", "make them equal");
-  require(W == Dims{shape.D, s.gates * shape.H, shape.I} && R == Dims{shape.D, s.gates * shape.H, shape.H}, "the weights of a recurrent node do not fit",
-          "W is [directions, gates*hidden, input], R [directions, gates*hidden, hidden]");
-  require(!r.has_input(3) || r.input(3).count() == shape.D * 2 * s.gates * shape.H, "the biases of a recurrent node do not fit", "give [directions, 2*gates*hidden]");
+  require(W == Dims{shape.D, s.gates * shape.H, shape.I} && R == Dims{shape.D, s.gates * shape.H, shape.H},
+          "the weights of a recurrent node do not fit", "W is [directions, gates*hidden, input], R [directions, gates*hidden, hidden]");
+  require(!r.has_input(3) || r.input(3).count() == shape.D * 2 * s.gates * shape.H, "the biases of a recurrent node do not fit",
+          "give [directions, 2*gates*hidden]");
   for (size_t i : {5, 6}) {
     if (i == 6 && s.gates != 4) continue;
-    require(!r.has_input(i) || r.input(i).count() == shape.D * shape.B * shape.H, "an initial state does not fit", "give [directions, batch, hidden]");
+    require(!r.has_input(i) || r.input(i).count() == shape.D * shape.B * shape.H, "an initial state does not fit",
+            "give [directions, batch, hidden]");
   }
   require(!r.has_input(7) || r.input(7).count() == shape.D * 3 * shape.H, "the peepholes do not fit", "give [directions, 3*hidden]");
   for (size_t i = 1; i < r.input_count(); ++i) {
-    if (i != 4 && r.has_input(i)) require(r.input(i).dtype == r.input(0).dtype, "inputs of a recurrent node have different types", "cast them");
+    if (i != 4 && r.has_input(i))
+      require(r.input(i).dtype == r.input(0).dtype, "inputs of a recurrent node have different types", "cast them");
   }
   return shape;
 }
@@ -167,8 +199,8 @@ void project_input(const RecurrentSettings& s, const RecurrentShape& shape, cons
 
 // Steps through time, forwards or backwards. Rows whose sequence has ended keep their state and give zeros.
 template <typename T>
-void step_through(const RecurrentSettings& s, const RecurrentShape& shape, Cell<T> cell, const Direction<T>& d, int64_t direction, bool backwards,
-                  const std::vector<int64_t>& lengths, const StateRows& rows, TensorView* y) {
+void step_through(const RecurrentSettings& s, const RecurrentShape& shape, Cell<T> cell, const Direction<T>& d, int64_t direction,
+                  bool backwards, const std::vector<int64_t>& lengths, const StateRows& rows, TensorView* y) {
   const std::unique_ptr<bool[]> active(new bool[static_cast<size_t>(shape.B) + 1]);
   for (int64_t step = 0; step < shape.T; ++step) {
     const int64_t t = backwards ? shape.T - 1 - step : step;
@@ -178,8 +210,10 @@ void step_through(const RecurrentSettings& s, const RecurrentShape& shape, Cell<
       if (active[b]) std::copy_n(d.fresh + b * shape.H, shape.H, d.h + b * shape.H);
       if (!y) continue;
       T* to = y->as<T>() + rows.output(t, direction, b);
-      if (active[b]) std::copy_n(d.h + b * shape.H, shape.H, to);
-      else std::fill_n(to, shape.H, T(0));
+      if (active[b])
+        std::copy_n(d.h + b * shape.H, shape.H, to);
+      else
+        std::fill_n(to, shape.H, T(0));
     }
   }
 }

@@ -9,7 +9,19 @@
 namespace fretsaw {
 
 struct GateActivation {
-  enum class Kind : uint8_t { relu, tanh, sigmoid, affine, leaky_relu, thresholded_relu, scaled_tanh, hard_sigmoid, elu, softsign, softplus };
+  enum class Kind : uint8_t {
+    relu,
+    tanh,
+    sigmoid,
+    affine,
+    leaky_relu,
+    thresholded_relu,
+    scaled_tanh,
+    hard_sigmoid,
+    elu,
+    softsign,
+    softplus
+  };
   Kind kind;
   float alpha = 0, beta = 0;
 };
@@ -18,12 +30,12 @@ template <typename T>
 void activate(const GateActivation& f, T* x, int64_t n);
 
 struct RecurrentSettings {
-  int64_t gates = 1;       // of the cell: 4, 3 or 1
+  int64_t gates = 1;  // of the cell: 4, 3 or 1
   int64_t directions = 1;
   bool first_reversed = false;  // the only direction runs backwards
-  int64_t layout = 0;      // 1: batch first
-  int64_t hidden = 0;      // 0: what the weights say
-  float clip = 0;          // 0: none
+  int64_t layout = 0;           // 1: batch first
+  int64_t hidden = 0;           // 0: what the weights say
+  float clip = 0;               // 0: none
   bool input_forget = false, linear_before_reset = false;
   std::vector<std::vector<GateActivation>> activations;  // for each direction
 };
@@ -40,21 +52,22 @@ RecurrentShape recurrent_shape(RunContext& r, const RecurrentSettings& s);
 // One direction of a run, as buffers with time and batch in front: what cells work on.
 template <typename T>
 struct Direction {
-  const T* x;        // [T, B, I]
-  const T* W;        // [gates * H, I]
-  const T* R;        // [gates * H, H]
-  const T* bias;     // [2 * gates * H]: of W, then of R; null when left out
-  const T* peephole; // [3 * H] of an LSTM; null when left out
-  T* h;              // [B, H]: the state, initial first and final in the end
-  T* c;              // [B, H]: the cell state of an LSTM
-  T* gates;          // [T, B, gates * H]: room for X W^T + bias of all steps
-  T* work;           // [B, gates * H]: room for one step
-  T* fresh;          // [B, H]: room for the new state
+  const T* x;         // [T, B, I]
+  const T* W;         // [gates * H, I]
+  const T* R;         // [gates * H, H]
+  const T* bias;      // [2 * gates * H]: of W, then of R; null when left out
+  const T* peephole;  // [3 * H] of an LSTM; null when left out
+  T* h;               // [B, H]: the state, initial first and final in the end
+  T* c;               // [B, H]: the cell state of an LSTM
+  T* gates;           // [T, B, gates * H]: room for X W^T + bias of all steps
+  T* work;            // [B, gates * H]: room for one step
+  T* fresh;           // [B, H]: room for the new state
 };
 
 // Called for each step: gates_t [B, gates * H] holds X W^T with biases; leaves the new state in d.fresh (and d.c).
 template <typename T>
-using Cell = void (*)(const RecurrentSettings& s, const RecurrentShape& shape, const std::vector<GateActivation>& f, const Direction<T>& d, T* gates_t, const bool* active);
+using Cell = void (*)(const RecurrentSettings& s, const RecurrentShape& shape, const std::vector<GateActivation>& f, const Direction<T>& d,
+                      T* gates_t, const bool* active);
 
 // Runs all directions with the cell, and writes Y, Y_h and (for an LSTM) Y_c.
 template <typename T>

@@ -20,13 +20,15 @@ void clip(const RecurrentSettings& s, T* x, int64_t n) {
 
 // gates [B, width] += h R^T, for rows [first, first + count) of R.
 template <typename T>
-void add_recurrence(const RecurrentShape& shape, const T* h, const T* R, int64_t first, int64_t count, T* gates, int64_t width, T keep = T(1)) {
+void add_recurrence(const RecurrentShape& shape, const T* h, const T* R, int64_t first, int64_t count, T* gates, int64_t width,
+                    T keep = T(1)) {
   multiply_strided<T>(shape.B, count, shape.H, {h, shape.H, 1}, {R + first * shape.H, 1, shape.H}, gates + first, width, T(1), keep);
 }
 
 //   i, o, f = f(x W + h R + p c), c~ = g(x W + h R); c = f c + i c~; h = o h(c). The output gate's peephole sees the new c.
 template <typename T>
-void lstm_cell(const RecurrentSettings& s, const RecurrentShape& shape, const std::vector<GateActivation>& f, const Direction<T>& d, T* gates_t, const bool* active) {
+void lstm_cell(const RecurrentSettings& s, const RecurrentShape& shape, const std::vector<GateActivation>& f, const Direction<T>& d,
+               T* gates_t, const bool* active) {
   const int64_t H = shape.H, width = 4 * H;
   add_recurrence(shape, d.h, d.R, 0, width, gates_t, width);
   for (int64_t b = 0; b < shape.B; ++b) {
@@ -57,7 +59,8 @@ void lstm_cell(const RecurrentSettings& s, const RecurrentShape& shape, const st
 
 //   z, r = f(x W + h R); h~ = g(x W + (r h) R), or g(x W + r (h R + b)) with linear_before_reset; h = (1 - z) h~ + z h
 template <typename T>
-void gru_cell(const RecurrentSettings& s, const RecurrentShape& shape, const std::vector<GateActivation>& f, const Direction<T>& d, T* gates_t, const bool*) {
+void gru_cell(const RecurrentSettings& s, const RecurrentShape& shape, const std::vector<GateActivation>& f, const Direction<T>& d,
+              T* gates_t, const bool*) {
   const int64_t H = shape.H, width = 3 * H;
   add_recurrence(shape, d.h, d.R, 0, 2 * H, gates_t, width);
   if (s.linear_before_reset) add_recurrence(shape, d.h, d.R, 2 * H, H, d.work, width, T(0));
@@ -66,8 +69,10 @@ void gru_cell(const RecurrentSettings& s, const RecurrentShape& shape, const std
     clip(s, z, 2 * H);
     activate(f[0], z, 2 * H);
     for (int64_t k = 0; k < H; ++k) {
-      if (s.linear_before_reset) candidate[k] += reset[k] * (linear[k] + (d.bias ? d.bias[width + 2 * H + k] : T(0)));
-      else d.fresh[b * H + k] = reset[k] * d.h[b * H + k];
+      if (s.linear_before_reset)
+        candidate[k] += reset[k] * (linear[k] + (d.bias ? d.bias[width + 2 * H + k] : T(0)));
+      else
+        d.fresh[b * H + k] = reset[k] * d.h[b * H + k];
     }
   }
   if (!s.linear_before_reset) add_recurrence(shape, d.fresh, d.R, 2 * H, H, gates_t, width);
@@ -81,7 +86,8 @@ void gru_cell(const RecurrentSettings& s, const RecurrentShape& shape, const std
 
 //   h = f(x W + h R)
 template <typename T>
-void rnn_cell(const RecurrentSettings& s, const RecurrentShape& shape, const std::vector<GateActivation>& f, const Direction<T>& d, T* gates_t, const bool*) {
+void rnn_cell(const RecurrentSettings& s, const RecurrentShape& shape, const std::vector<GateActivation>& f, const Direction<T>& d,
+              T* gates_t, const bool*) {
   add_recurrence(shape, d.h, d.R, 0, shape.H, gates_t, shape.H);
   const int64_t n = shape.B * shape.H;
   clip(s, gates_t, n);
@@ -107,9 +113,15 @@ CompiledKernel make_rnn_plain(const CompileContext& c) {
   }};
 }
 
-CompiledKernel make_lstm(const CompileContext& c) { return make_any_float(c, make_lstm_plain); }
-CompiledKernel make_gru(const CompileContext& c) { return make_any_float(c, make_gru_plain); }
-CompiledKernel make_rnn(const CompileContext& c) { return make_any_float(c, make_rnn_plain); }
+CompiledKernel make_lstm(const CompileContext& c) {
+  return make_any_float(c, make_lstm_plain);
+}
+CompiledKernel make_gru(const CompileContext& c) {
+  return make_any_float(c, make_gru_plain);
+}
+CompiledKernel make_rnn(const CompileContext& c) {
+  return make_any_float(c, make_rnn_plain);
+}
 
 }  // namespace
 

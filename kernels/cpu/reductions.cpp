@@ -1,6 +1,6 @@
 // The Reduce operators: the rows of the table, over any axes.
 //
-// float32 is summed in lanes of float32 for at most 256 terms, and these sums in double: the error does not grow with the length,
+// float32 is summed in lanes of float32 for at most 64 terms, and these sums in double: the error does not grow with the length,
 // and neither threads nor the machine's vectors change the order.
 #include "kernels/cpu/reductions.h"
 
@@ -55,21 +55,21 @@ struct larger {
   }
 };
 
-#define FRETSAW_ROW(Name, set, fold, term_expression, finish_expression, shifted)                        \
-  struct Name {                                                                                          \
-    static constexpr TypeSet kTypes = types::set;                                                        \
-    static constexpr bool kShifted = shifted;                                                            \
-    /* integers are computed as double where the result is a function of the fold */                     \
-    static constexpr bool kFinishes = std::string_view(#finish_expression) != "z";                       \
-    using Fold = fold;                                                                                   \
-    template <typename T>                                                                                \
-    FRETSAW_ALWAYS_INLINE static T term(T x) {                                                           \
-      return static_cast<T>(term_expression);                                                            \
-    }                                                                                                    \
-    template <typename T>                                                                                \
-    static T finish(T z, [[maybe_unused]] int64_t n) {                                                   \
-      return finish_expression;                                                                          \
-    }                                                                                                    \
+#define FRETSAW_ROW(Name, set, fold, term_expression, finish_expression, shifted)    \
+  struct Name {                                                                      \
+    static constexpr TypeSet kTypes = types::set;                                    \
+    static constexpr bool kShifted = shifted;                                        \
+    /* integers are computed as double where the result is a function of the fold */ \
+    static constexpr bool kFinishes = std::string_view(#finish_expression) != "z";   \
+    using Fold = fold;                                                               \
+    template <typename T>                                                            \
+    FRETSAW_ALWAYS_INLINE static T term(T x) {                                       \
+      return static_cast<T>(term_expression);                                        \
+    }                                                                                \
+    template <typename T>                                                            \
+    static T finish(T z, [[maybe_unused]] int64_t n) {                               \
+      return finish_expression;                                                      \
+    }                                                                                \
   };
 #define FRETSAW_REDUCTION(name, set, fold, term, finish) FRETSAW_ROW(name, set, fold, term, finish, false)
 #define FRETSAW_REDUCTION_SHIFTED(name, set, fold, term, finish) FRETSAW_ROW(name, set, fold, term, finish, true)
@@ -99,8 +99,10 @@ ReductionPlan plan_reduction(const Dims& dims, const std::vector<bool>& reduce) 
   for (size_t i = dims.size(); i-- > 0;) {  // from the innermost
     (reduce[i] ? plan.each : plan.results) *= dims[i];
     if (dims[i] != 1) {
-      if (!merged.empty() && merged.back().reduced == reduce[i]) merged.back().size *= dims[i];
-      else merged.push_back({dims[i], stride, reduce[i]});
+      if (!merged.empty() && merged.back().reduced == reduce[i])
+        merged.back().size *= dims[i];
+      else
+        merged.push_back({dims[i], stride, reduce[i]});
     }
     stride *= dims[i];
   }
@@ -120,18 +122,18 @@ ReductionPlan plan_reduction(const Dims& dims, const std::vector<bool>& reduce) 
 
 namespace {
 
-constexpr int64_t kLanes = 256;      // results, or parts of one result, that fold in step
-constexpr int64_t kRunLanes = 64;    // parts of one result
-constexpr int64_t kRowsBetween = 256;  // rows folded in the lanes' type before they are added up in the wider one
+constexpr int64_t kLanes = 256;       // results, or parts of one result, that fold in step
+constexpr int64_t kRunLanes = 64;     // parts of one result
+constexpr int64_t kRowsBetween = 64;  // rows folded in the lanes' type before they are added up in the wider one
 
 // The types that elements of T fold in: lanes, and their sums.
 template <typename T, bool kInDouble>
 struct FoldTypes {
   static constexpr bool kInteger = std::is_integral_v<T>;
-  using Lane = std::conditional_t<std::is_same_v<T, bool>, uint8_t,
-                                  std::conditional_t<!kInteger, ComputeType<T>,
-                                                     std::conditional_t<kInDouble, double,
-                                                                        std::conditional_t<std::is_same_v<T, uint64_t>, uint64_t, int64_t>>>>;
+  using Lane = std::conditional_t<
+      std::is_same_v<T, bool>, uint8_t,
+      std::conditional_t<!kInteger, ComputeType<T>,
+                         std::conditional_t<kInDouble, double, std::conditional_t<std::is_same_v<T, uint64_t>, uint64_t, int64_t>>>>;
   using Total = std::conditional_t<std::is_same_v<Lane, float>, double, Lane>;
 };
 
@@ -141,9 +143,7 @@ struct Lanes {
   alignas(64) Lane shift[kLanes];
   Total total[kLanes];
 
-  void start(int64_t width) {
-    std::fill_n(total, width, Row::Fold::template start<Total>());
-  }
+  void start(int64_t width) { std::fill_n(total, width, Row::Fold::template start<Total>()); }
 
   // Folds `rows` rows of `width` elements into total[0, width).
   template <typename T>
@@ -190,11 +190,17 @@ FRETSAW_ALWAYS_INLINE inline void fold_results(const ReductionPlan& plan, const 
   const int64_t positions = product(outer_dims, 0, outer_dims.size());
   for (int64_t p = 0; p < positions; ++p) {
     const T* from = x + offset_of(p, outer_dims, plan.reduced_strides);
-    if (rowwise) lanes.fold_rows(from, rows, row_stride, width);
-    else lanes.fold_run(from, plan.run);
+    if (rowwise)
+      lanes.fold_rows(from, rows, row_stride, width);
+    else
+      lanes.fold_run(from, plan.run);
   }
   if (rowwise) return;
-  for (int64_t j = 1; j < active; ++j) lanes.total[0] = Row::Fold::fold(lanes.total[0], lanes.total[j]);
+  for (int64_t left = active; left > 1;) {  // in pairs: the second half onto the first
+    const int64_t half = (left + 1) / 2;
+    for (int64_t j = 0; j < left - half; ++j) lanes.total[j] = Row::Fold::fold(lanes.total[j], lanes.total[j + half]);
+    left = half;
+  }
 }
 
 template <typename Total, typename T>
@@ -236,8 +242,10 @@ void reduce_range(const ReductionPlan& plan, const T* x, T* y, int64_t begin, in
       store_results(lanes.total, y + kept * plan.width + first, width);
     }
   };
-  if constexpr (std::is_same_v<Lane, float>) run_vectorised(loop);
-  else loop();
+  if constexpr (std::is_same_v<T, float>)
+    run_vectorised(loop);  // half floats are rare enough to spare the compiler
+  else
+    loop();
 }
 
 // Which dimensions go: those that input 1 names, or all of them.
@@ -251,8 +259,10 @@ std::vector<bool> reduced_dimensions(RunContext& r, size_t rank, bool none_when_
 Dims reduced_dims(const Dims& dims, const std::vector<bool>& reduce, bool keep) {
   Dims out;
   for (size_t i = 0; i < dims.size(); ++i) {
-    if (!reduce[i]) out.push_back(dims[i]);
-    else if (keep) out.push_back(1);
+    if (!reduce[i])
+      out.push_back(dims[i]);
+    else if (keep)
+      out.push_back(1);
   }
   return out;
 }

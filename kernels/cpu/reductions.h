@@ -10,12 +10,12 @@ namespace fretsaw {
 // Where the last dimension is reduced, `run` elements next to each other fold into one result (width 1); where it is kept,
 // `width` results next to each other fold in step. The dimensions before it are in the lists, outermost first.
 struct ReductionPlan {
-  Dims kept, kept_strides;        // in elements of the input
+  Dims kept, kept_strides;  // in elements of the input
   Dims reduced, reduced_strides;
-  int64_t width = 1;              // neighbouring results
-  int64_t run = 1;                // neighbouring elements of one result
-  int64_t results = 1;            // of the whole output
-  int64_t each = 1;               // elements that fold into one result
+  int64_t width = 1;    // neighbouring results
+  int64_t run = 1;      // neighbouring elements of one result
+  int64_t results = 1;  // of the whole output
+  int64_t each = 1;     // elements that fold into one result
 };
 // `reduce` says for each dimension whether it goes.
 ReductionPlan plan_reduction(const Dims& dims, const std::vector<bool>& reduce);

@@ -20,16 +20,19 @@ bool replaces(T x, T best, const ArgOptions& options) {
   return options.largest ? x > best : x < best;
 }
 
-// x [n, inner] -> y [inner]: the index of each column's best; `best` holds `inner` numbers.
+constexpr int64_t kColumns = 256;  // looked at together
+
+// Columns [0, width) of x [n, inner] -> y [width]: the index of each column's best.
 template <typename T>
-void arg_rows(const T* x, int64_t n, int64_t inner, int64_t* y, ComputeType<T>* best, const ArgOptions& options) {
-  for (int64_t j = 0; j < inner; ++j) {
+void arg_columns(const T* x, int64_t n, int64_t inner, int64_t width, int64_t* y, const ArgOptions& options) {
+  ComputeType<T> best[kColumns];
+  for (int64_t j = 0; j < width; ++j) {
     best[j] = static_cast<ComputeType<T>>(x[j]);
     y[j] = 0;
   }
   for (int64_t i = 1; i < n; ++i) {
     const T* row = x + i * inner;
-    for (int64_t j = 0; j < inner; ++j) {
+    for (int64_t j = 0; j < width; ++j) {
       const auto value = static_cast<ComputeType<T>>(row[j]);
       if (!replaces(value, best[j], options)) continue;
       best[j] = value;
@@ -45,24 +48,29 @@ CompiledKernel compile_arg(const CompileContext& c, bool largest) {
     const TensorView& x = r.input(0);
     const size_t axis = normalise_axis(options.axis, x.rank());
     Dims dims = x.dims;
-    if (options.keep) dims[axis] = 1;
-    else dims.erase(dims.begin() + static_cast<std::ptrdiff_t>(axis));
+    if (options.keep)
+      dims[axis] = 1;
+    else
+      dims.erase(dims.begin() + static_cast<std::ptrdiff_t>(axis));
     TensorView& y = r.output(0, dims, DType::int64);
     const int64_t outer = product(x.dims, 0, axis), n = x.dims[axis], inner = product(x.dims, axis + 1, x.rank());
     if (outer * inner == 0) return;
     if (n == 0) throw Error("the best of no elements along axis " + std::to_string(axis), "give the axis a size");
     dispatch<types::numbers>(x.dtype, [&]<typename T>() {
-      parallel_for(outer, kGrainElements / (n * inner) + 1, r.threads(), [&](int64_t begin, int64_t end) {
-        std::vector<ComputeType<T>> best(static_cast<size_t>(inner));
-        for (int64_t i = begin; i < end; ++i) {
-          arg_rows(x.as<T>() + i * n * inner, n, inner, y.as<int64_t>() + i * inner, best.data(), options);
+      const int64_t blocks = (inner + kColumns - 1) / kColumns;
+      parallel_for(outer * blocks, kGrainElements / (n * std::min(inner, kColumns)) + 1, r.threads(), [&](int64_t begin, int64_t end) {
+        for (int64_t unit = begin; unit < end; ++unit) {
+          const int64_t i = unit / blocks, first = unit % blocks * kColumns, width = std::min(kColumns, inner - first);
+          arg_columns(x.as<T>() + i * n * inner + first, n, inner, width, y.as<int64_t>() + i * inner + first, options);
         }
       });
     });
   }};
 }
 
-std::string unsupported_arg(const CompileContext& c) { return refuse_other_types(c, 0, types::numbers); }
+std::string unsupported_arg(const CompileContext& c) {
+  return refuse_other_types(c, 0, types::numbers);
+}
 
 }  // namespace
 

@@ -19,9 +19,9 @@ class Regex {
   struct Step {
     enum class Kind : uint8_t { characters, fork, jump, text_start, text_end, word_boundary, no_word_boundary, accept };
     Kind kind = Kind::accept;
-    bool negated = false;           // of `characters`: all but the ranges
+    bool negated = false;            // of `characters`: all but the ranges
     std::vector<Range> ranges = {};  // of `characters`
-    int next = -1, other = -1;      // indexes of steps; `other` of a fork
+    int next = -1, other = -1;       // indexes of steps; `other` of a fork
   };
 
  private:
@@ -29,6 +29,9 @@ class Regex {
                    const std::vector<uint32_t>& text) const;
   std::vector<Step> steps_;
 };
+
+// Appends the program of a pattern.
+void compile_regex(const std::string& pattern, std::vector<Regex::Step>& steps);
 
 // Unicode code points of UTF-8 text; a byte that is no UTF-8 stands for itself.
 std::vector<uint32_t> code_points(std::string_view text);

@@ -4,7 +4,6 @@
 
 #include "kernels/cpu/element_copy.h"
 #include "kernels/cpu/image.h"
-#include "kernels/cpu/indexing.h"
 #include "kernels/cpu/numbers.h"
 #include "kernels/cpu/parallel.h"
 
@@ -25,7 +24,8 @@ struct RoiAlignNode {
         scale(node.get_float("spatial_scale", 1)) {
     const std::string mode = node.get_string("mode", "avg");
     require(mode == "avg" || mode == "max", "the mode must be avg or max");
-    require(height > 0 && width > 0 && sampling >= 0 && sampling <= 1 << 16, "the output's size and the sampling ratio must be positive");
+    require(height > 0 && height <= 1 << 14 && width > 0 && width <= 1 << 14 && sampling >= 0 && sampling <= 1 << 16,
+            "the output's size or the sampling ratio is out of range");
   }
 };
 
@@ -214,12 +214,13 @@ Col2ImNode col2im_node(const Node& attributes, Dims image, Dims block) {
                   .dilations = attributes.get_ints("dilations", Dims(rank, 1)),
                   .pads = attributes.get_ints("pads", Dims(2 * rank, 0)),
                   .strides = attributes.get_ints("strides", Dims(rank, 1))};
-  require(rank > 0 && node.block.size() == rank && node.dilations.size() == rank && node.pads.size() == 2 * rank &&
-              node.strides.size() == rank,
-          "the image, block, dilations, pads and strides must have one number for each axis");
+  require(
+      rank > 0 && node.block.size() == rank && node.dilations.size() == rank && node.pads.size() == 2 * rank && node.strides.size() == rank,
+      "the image, block, dilations, pads and strides must have one number for each axis");
   constexpr int64_t kLimit = int64_t{1} << 24;
   for (size_t d = 0; d < rank; ++d) {
-    for (int64_t v : {node.image[d], node.block[d], node.dilations[d], node.strides[d]}) require(v > 0 && v < kLimit, "a size is out of range");
+    for (int64_t v : {node.image[d], node.block[d], node.dilations[d], node.strides[d]})
+      require(v > 0 && v < kLimit, "a size is out of range");
     for (int64_t v : {node.pads[d], node.pads[rank + d]}) require(v >= 0 && v < kLimit, "a pad is out of range");
     const int64_t room = node.image[d] + node.pads[d] + node.pads[rank + d] - node.dilations[d] * (node.block[d] - 1) - 1;
     node.columns.push_back(room < 0 ? 0 : room / node.strides[d] + 1);
@@ -228,11 +229,10 @@ Col2ImNode col2im_node(const Node& attributes, Dims image, Dims block) {
 }
 
 CompiledKernel make_col2im(const CompileContext& c) {
-  const Node* attributes = &c.node();
-  const auto owner = std::make_shared<Node>(*attributes);  // the graph may be gone when the kernel runs
-  return {[owner](RunContext& r) {
+  const auto attributes = std::make_shared<const Node>(c.node());  // the graph may be gone when the kernel runs
+  return {[attributes](RunContext& r) {
     const TensorView& x = r.input(0);  // [N, C * block elements, blocks]
-    const Col2ImNode node = col2im_node(*owner, r.input_ints(1), r.input_ints(2));
+    const Col2ImNode node = col2im_node(*attributes, r.input_ints(1), r.input_ints(2));
     const int64_t elements = count_of(node.block), blocks = count_of(node.columns);
     require(x.rank() == 3 && x.dims[1] % elements == 0 && x.dims[2] == blocks, "the input does not have the blocks that the image needs");
     const int64_t channels = x.dims[1] / elements, each = count_of(node.image);

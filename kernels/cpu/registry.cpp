@@ -7,10 +7,11 @@ namespace fretsaw {
 const KernelRegistry& cpu_kernels() {
   static const KernelRegistry registry = [] {
     KernelRegistry r;
-    for (auto add : {register_elementwise, register_reductions, register_casts, register_quantization, register_reshaping,
-                     register_movement, register_indexing, register_sorting, register_generators, register_sequences, register_text,
-                     register_image, register_signal, register_machine_learning, register_convolution, register_matmul,
-                     register_pooling, register_normalization, register_softmax, register_attention, register_recurrent}) {
+    for (auto add : {register_elementwise, register_reductions, register_casts,         register_quantization,     register_reshaping,
+                     register_movement,    register_indexing,   register_sorting,       register_generators,       register_sequences,
+                     register_text,        register_image,      register_signal,        register_machine_learning, register_convolution,
+                     register_matmul,      register_pooling,    register_normalization, register_softmax,          register_attention,
+                     register_recurrent}) {
       add(r);
     }
     return r;

@@ -19,9 +19,12 @@ struct Place {
   }
   int64_t operator()(int64_t n, int64_t c, int64_t h, int64_t w) const {
     switch (layout) {
-      case Layout::plain: return ((n * C + c) * H + h) * W + w;
-      case Layout::nhwc: return ((n * H + h) * W + w) * C + c;
-      default: return (((n * blocks + c / block) * H + h) * W + w) * block + c % block;
+      case Layout::plain:
+        return ((n * C + c) * H + h) * W + w;
+      case Layout::nhwc:
+        return ((n * H + h) * W + w) * C + c;
+      default:
+        return (((n * blocks + c / block) * H + h) * W + w) * block + c % block;
     }
   }
   Layout layout;
@@ -63,7 +66,8 @@ void reorder(const TensorView& from, TensorView& to) {
   if (found == known.end()) {
     if (known.size() > 256) known.clear();
     try {
-      found = known.emplace(Key{from.dims, from.layout, to.layout}, onednn::Reordering(onednn::description(from), onednn::description(to))).first;
+      found = known.emplace(Key{from.dims, from.layout, to.layout}, onednn::Reordering(onednn::description(from), onednn::description(to)))
+                  .first;
     } catch (const dnnl::error&) {
       return reorder_by_loops(from, to);
     }

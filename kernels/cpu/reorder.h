@@ -4,7 +4,8 @@
 
 namespace fretsaw {
 
-// `from` and `to` have the same type and dimensions; `to` has its memory. Blocked layouts get zeros in the channels that fill up the last block.
+// `from` and `to` have the same type and dimensions; `to` has its memory. Blocked layouts get zeros in the channels that fill up the last
+// block.
 void reorder(const TensorView& from, TensorView& to);
 
 }  // namespace fretsaw

@@ -17,7 +17,8 @@ Dims reshaped_dims(const Dims& from, Dims to, bool allow_zero) {
       continue;
     }
     if (to[i] == 0 && !allow_zero) {
-      if (i >= from.size()) throw Error("dimension " + std::to_string(i) + " of the new shape copies one that " + to_string(from) + " lacks");
+      if (i >= from.size())
+        throw Error("dimension " + std::to_string(i) + " of the new shape copies one that " + to_string(from) + " lacks");
       to[i] = from[i];
     }
     if (to[i] < 0) throw Error("the new shape " + to_string(to) + " holds a negative dimension", "use -1 for the one to be computed");

@@ -319,7 +319,9 @@ CompiledKernel make_resize(const CompileContext& c) {
 
 }  // namespace
 
-void register_resize(KernelRegistry& registry) { registry.add({.op = "Resize", .make = make_resize}); }
+void register_resize(KernelRegistry& registry) {
+  registry.add({.op = "Resize", .make = make_resize});
+}
 
 void register_image(KernelRegistry& registry) {
   register_resize(registry);

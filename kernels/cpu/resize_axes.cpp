@@ -48,14 +48,19 @@ double source_coordinate(Coordinates mode, const AxisSize& s, double j) {
   const auto in = static_cast<double>(s.in), out = static_cast<double>(s.out);
   const double scaled = s.from_sizes ? out : s.scale * in;  // the output's size before it was cut to an integer
   switch (mode) {
-    case Coordinates::align_corners: return scaled == 1 ? 0 : j * (in - 1) / (scaled - 1);
-    case Coordinates::asymmetric: return unscaled(s, j);
+    case Coordinates::align_corners:
+      return scaled == 1 ? 0 : j * (in - 1) / (scaled - 1);
+    case Coordinates::asymmetric:
+      return unscaled(s, j);
     case Coordinates::tf_crop_and_resize:
       if (scaled == 1) return 0.5 * (s.roi_end - s.roi_start) * (in - 1) + s.roi_start * (in - 1);
       return j * (s.roi_end - s.roi_start) * (in - 1) / (scaled - 1) + s.roi_start * (in - 1);
-    case Coordinates::pytorch_half_pixel: return scaled == 1 ? -0.5 : unscaled(s, j + 0.5) - 0.5;
-    case Coordinates::half_pixel_symmetric: return in / 2 * (1 - out / scaled) + unscaled(s, j + 0.5) - 0.5;
-    case Coordinates::half_pixel: break;
+    case Coordinates::pytorch_half_pixel:
+      return scaled == 1 ? -0.5 : unscaled(s, j + 0.5) - 0.5;
+    case Coordinates::half_pixel_symmetric:
+      return in / 2 * (1 - out / scaled) + unscaled(s, j + 0.5) - 0.5;
+    case Coordinates::half_pixel:
+      break;
   }
   return unscaled(s, j + 0.5) - 0.5;
 }
@@ -63,10 +68,14 @@ double source_coordinate(Coordinates mode, const AxisSize& s, double j) {
 double nearest_index(NearestRule rule, double x) {
   const double below = std::floor(x);
   switch (rule) {
-    case NearestRule::floor: return below;
-    case NearestRule::ceil: return std::ceil(x);
-    case NearestRule::round_prefer_ceil: return x - below >= 0.5 ? below + 1 : below;
-    case NearestRule::round_prefer_floor: break;
+    case NearestRule::floor:
+      return below;
+    case NearestRule::ceil:
+      return std::ceil(x);
+    case NearestRule::round_prefer_ceil:
+      return x - below >= 0.5 ? below + 1 : below;
+    case NearestRule::round_prefer_floor:
+      break;
   }
   return x - below > 0.5 ? below + 1 : below;
 }

@@ -9,14 +9,7 @@
 namespace fretsaw {
 
 enum class ResizeMode : uint8_t { nearest, linear, cubic };
-enum class Coordinates : uint8_t {
-  half_pixel,
-  half_pixel_symmetric,
-  pytorch_half_pixel,
-  align_corners,
-  asymmetric,
-  tf_crop_and_resize
-};
+enum class Coordinates : uint8_t { half_pixel, half_pixel_symmetric, pytorch_half_pixel, align_corners, asymmetric, tf_crop_and_resize };
 enum class NearestRule : uint8_t { round_prefer_floor, round_prefer_ceil, floor, ceil };
 
 struct ResizeRule {
@@ -31,8 +24,8 @@ struct ResizeRule {
 
 struct AxisSize {
   int64_t in = 0, out = 0;
-  double scale = 1;        // what the coordinates are computed with
-  bool from_sizes = false;  // scale is out / in exactly: the coordinates are then computed without rounding it first
+  double scale = 1;                   // what the coordinates are computed with
+  bool from_sizes = false;            // scale is out / in exactly: the coordinates are then computed without rounding it first
   double roi_start = 0, roi_end = 1;  // of tf_crop_and_resize, as parts of the axis
 };
 

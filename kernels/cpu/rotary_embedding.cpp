@@ -11,7 +11,9 @@ namespace {
 
 struct RotarySettings {
   explicit RotarySettings(const Node& node)
-      : interleaved(node.get_int("interleaved", 0) != 0), dimension(node.get_int("rotary_embedding_dim", 0)), heads(node.get_int("num_heads", 0)) {}
+      : interleaved(node.get_int("interleaved", 0) != 0),
+        dimension(node.get_int("rotary_embedding_dim", 0)),
+        heads(node.get_int("num_heads", 0)) {}
   bool interleaved;
   int64_t dimension, heads;
 };
@@ -38,13 +40,15 @@ void rotate_all(RunContext& r, const RotarySettings& s) {
   require(H > 0 && (four || x.dims[2] % H == 0), "num_heads is missing or does not divide the hidden size", "give num_heads");
   const int64_t D = four ? x.dims[3] : x.dims[2] / H, rotated = s.dimension > 0 ? s.dimension : D, half = rotated / 2;
   require(rotated <= D && rotated % 2 == 0, "the rotated dimension is odd or larger than a head", "choose another rotary_embedding_dim");
-  require(cosine.dtype == x.dtype && sine.dtype == x.dtype && cosine.dims == sine.dims && cosine.rank() >= 2, "the caches of RotaryEmbedding do not fit", "give two of equal shape");
+  require(cosine.dtype == x.dtype && sine.dtype == x.dtype && cosine.dims == sine.dims && cosine.rank() >= 2,
+          "the caches of RotaryEmbedding do not fit", "give two of equal shape");
   const int64_t width = cosine.dims.back();
   require(width >= half, "the caches of RotaryEmbedding are too narrow", "give half of the rotated dimension");
   std::vector<int64_t> positions;
   if (r.has_input(3)) {
     positions = r.input_ints(3);
-    require(cosine.rank() == 2 && static_cast<int64_t>(positions.size()) == B * S, "position_ids do not have the shape [B,S]", "give one for each token");
+    require(cosine.rank() == 2 && static_cast<int64_t>(positions.size()) == B * S, "position_ids do not have the shape [B,S]",
+            "give one for each token");
     for (int64_t& p : positions) p = normalise_index(p, cosine.dims[0]);
   } else {
     require(cosine.count() / std::max<int64_t>(width, 1) == B * S, "caches without position_ids must be [B,S,half]", "give position_ids");
@@ -66,10 +70,14 @@ CompiledKernel make_plain(const CompileContext& c) {
   }};
 }
 
-CompiledKernel make_rotary(const CompileContext& c) { return make_any_float(c, make_plain); }
+CompiledKernel make_rotary(const CompileContext& c) {
+  return make_any_float(c, make_plain);
+}
 
 }  // namespace
 
-void register_rotary_embedding(KernelRegistry& registry) { registry.add({.op = "RotaryEmbedding", .make = make_rotary}); }
+void register_rotary_embedding(KernelRegistry& registry) {
+  registry.add({.op = "RotaryEmbedding", .make = make_rotary});
+}
 
 }  // namespace fretsaw

@@ -93,7 +93,8 @@ struct Neighbours {
     offset.assign(1, 0);
     weight.assign(1, T(1));
     for (size_t d = 0; d < spatial.size(); ++d) {
-      const Taps taps = axis_taps_at(rule, static_cast<double>(point[spatial.size() - 1 - d]), spatial[d]);  // points name the last axis first
+      const Taps taps =
+          axis_taps_at(rule, static_cast<double>(point[spatial.size() - 1 - d]), spatial[d]);  // points name the last axis first
       std::vector<int64_t> offsets;
       std::vector<T> weights;
       for (size_t k = 0; k < offset.size(); ++k) {
@@ -158,7 +159,7 @@ double grid_coordinate(int64_t i, int64_t extent, bool align_corners) {
 CompiledKernel make_affine_grid(const CompileContext& c) {
   const bool align_corners = c.node().get_int("align_corners", 0) != 0;
   return {[align_corners](RunContext& r) {
-    const TensorView& theta = r.input(0);  // [N, r, r + 1]
+    const TensorView& theta = r.input(0);               // [N, r, r + 1]
     const std::vector<int64_t> size = r.input_ints(1);  // N, C, spatial
     require(size.size() == 4 || size.size() == 5, "the size must name 2 or 3 spatial axes");
     const size_t rank = size.size() - 2;

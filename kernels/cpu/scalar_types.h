@@ -36,7 +36,9 @@ FRETSAW_ALWAYS_INLINE inline uint16_t float_to_half(float value) {
   return static_cast<uint16_t>(half | (bits >> 16 & 0x8000u));
 }
 
-FRETSAW_ALWAYS_INLINE inline float bfloat16_to_float(uint16_t value) { return std::bit_cast<float>(static_cast<uint32_t>(value) << 16); }
+FRETSAW_ALWAYS_INLINE inline float bfloat16_to_float(uint16_t value) {
+  return std::bit_cast<float>(static_cast<uint32_t>(value) << 16);
+}
 
 FRETSAW_ALWAYS_INLINE inline uint16_t float_to_bfloat16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
@@ -198,7 +200,9 @@ constexpr DType dtype_of() {
 
 // Sets of element types.
 using TypeSet = uint32_t;
-constexpr TypeSet set_of(DType type) { return TypeSet{1} << static_cast<int>(type); }
+constexpr TypeSet set_of(DType type) {
+  return TypeSet{1} << static_cast<int>(type);
+}
 template <typename... Types>
 constexpr TypeSet set_of(DType first, Types... rest) {
   return (set_of(first) | ... | set_of(rest));
@@ -215,25 +219,28 @@ constexpr TypeSet numbers = floats | integers;
 constexpr TypeSet booleans = set_of(DType::boolean);
 constexpr TypeSet ordered = numbers | booleans;
 constexpr TypeSet strings = set_of(DType::string);
-constexpr TypeSet float8s =
-    set_of(DType::float8e4m3fn, DType::float8e4m3fnuz, DType::float8e5m2, DType::float8e5m2fnuz, DType::float8e8m0);
+constexpr TypeSet float8s = set_of(DType::float8e4m3fn, DType::float8e4m3fnuz, DType::float8e5m2, DType::float8e5m2fnuz, DType::float8e8m0);
 constexpr TypeSet packed = set_of(DType::int4, DType::uint4, DType::int2, DType::uint2, DType::float4e2m1);
 constexpr TypeSet everything = numbers | booleans | strings;
 }  // namespace types
-constexpr bool contains(TypeSet set, DType type) { return (set & set_of(type)) != 0; }
+constexpr bool contains(TypeSet set, DType type) {
+  return (set & set_of(type)) != 0;
+}
 
 // Why a type outside a set is refused.
-inline std::string not_supported(DType type) { return "elements of type " + std::string(name_of(type)) + " are not supported"; }
+inline std::string not_supported(DType type) {
+  return "elements of type " + std::string(name_of(type)) + " are not supported";
+}
 
 // Calls f.template operator()<T>() with the C++ type of `type`, compiled for the types of `kTypes` alone; throws Error for others.
 // Example: dispatch<types::floats>(x.dtype, [&]<typename T>() { fill(x.as<T>()); });
 template <TypeSet kTypes, typename F>
 decltype(auto) dispatch(DType type, F&& f) {
-#define FRETSAW_CASE(name, T)                                        \
-  case DType::name:                                                  \
-    if constexpr (contains(kTypes, DType::name)) {                   \
-      return f.template operator()<T>();                             \
-    }                                                                \
+#define FRETSAW_CASE(name, T)                      \
+  case DType::name:                                \
+    if constexpr (contains(kTypes, DType::name)) { \
+      return f.template operator()<T>();           \
+    }                                              \
     break;
   switch (type) {
     FRETSAW_CASE(float32, float)

@@ -39,9 +39,12 @@ T combined(Reduction reduction, T old, T update) {
         } else {
           return reduction == Reduction::add ? old + update : old * update;
         }
-      case Reduction::min: return update < old || update != update ? update : old;
-      case Reduction::max: return update > old || update != update ? update : old;
-      case Reduction::none: break;
+      case Reduction::min:
+        return update < old || update != update ? update : old;
+      case Reduction::max:
+        return update > old || update != update ? update : old;
+      case Reduction::none:
+        break;
     }
     return update;
   }
@@ -100,9 +103,8 @@ CompiledKernel make_scatter_elements(const CompileContext& c) {
     };
     // Slices that differ before the axis write apart from each other.
     const int64_t outer = product(dims, 0, axis), each = updates.count() / outer;
-    parallel_for(outer, kGrainElements / each + 1, r.threads(), [&](int64_t begin, int64_t end) {
-      scatter(reduction, x.dtype, to.data(), from.data(), begin * each, end * each, place);
-    });
+    parallel_for(outer, kGrainElements / each + 1, r.threads(),
+                 [&](int64_t begin, int64_t end) { scatter(reduction, x.dtype, to.data(), from.data(), begin * each, end * each, place); });
     to.finish();
   }};
 }
@@ -121,11 +123,11 @@ CompiledKernel make_scatter_nd(const CompileContext& c) {
     if (updates.dims != expected) {
       throw Error("updates have shape " + to_string(updates.dims) + " where " + to_string(expected) + " is expected");
     }
-    const std::vector<int64_t> offsets = slice_offsets(r, 1, x.dims, 0);
     const int64_t inner = product(x.dims, static_cast<size_t>(width), x.rank());
     TensorView& y = sized_output(r, 0, x.dims, x.dtype);
     copy_view(y, x, r.threads());
     if (updates.count() == 0) return;
+    const std::vector<int64_t> offsets = slice_offsets(r, 1, x.dims, 0);
     ElementReader from(updates), old(y);
     ElementWriter to(y);
     if (to.data() != y.data) copy_elements(DType::uint8, to.data(), old.data(), y.count());

@@ -90,9 +90,7 @@ CompiledKernel make_sequence_erase(const CompileContext&) {
 }
 
 CompiledKernel make_sequence_length(const CompileContext&) {
-  return {[](RunContext& r) {
-    *r.output(0, {}, DType::int64).as<int64_t>() = static_cast<int64_t>(sequence_input(r, 0).items.size());
-  }};
+  return {[](RunContext& r) { *r.output(0, {}, DType::int64).as<int64_t>() = static_cast<int64_t>(sequence_input(r, 0).items.size()); }};
 }
 
 CompiledKernel make_split_to_sequence(const CompileContext& c) {

@@ -13,7 +13,7 @@ namespace fretsaw {
 namespace {
 
 using Complex = std::complex<double>;
-constexpr int64_t kLongestTransform = int64_t{1} << 26;
+constexpr int64_t kLongestTransform = int64_t{1} << 24;
 
 int64_t checked_length(int64_t length) {
   if (length < 1 || length > kLongestTransform) throw Error("a transform of length " + std::to_string(length) + " is out of range");
@@ -62,7 +62,8 @@ CompiledKernel make_dft(const CompileContext& c) {
   const int64_t axis_attribute = c.node().get_int("axis", -2);  // an input in the newest form
   return {[=](RunContext& r) {
     const TensorView& x = r.input(0);  // [..., 1 or 2]
-    require(x.rank() >= 2 && (x.dims.back() == 1 || x.dims.back() == 2), "the last dimension of the signal must be 1 (real) or 2 (complex)");
+    require(x.rank() >= 2 && (x.dims.back() == 1 || x.dims.back() == 2),
+            "the last dimension of the signal must be 1 (real) or 2 (complex)");
     const size_t axis = normalise_axis(r.has_input(2) ? input_int(r, 2) : axis_attribute, x.rank());
     require(axis + 1 < x.rank(), "the last axis holds the real and imaginary parts and can't be transformed");
     DftShape s{.outer = product(x.dims, 0, axis),
@@ -110,7 +111,8 @@ CompiledKernel make_stft(const CompileContext& c) {
       for (int64_t item = begin; item < end; ++item) {
         const double* frame = from.data() + (item / frames * signal + item % frames * step) * parts;
         for (int64_t i = 0; i < length; ++i) {
-          values[static_cast<size_t>(i)] = Complex(frame[i * parts], parts == 2 ? frame[i * parts + 1] : 0) * window[static_cast<size_t>(i)];
+          values[static_cast<size_t>(i)] =
+              Complex(frame[i * parts], parts == 2 ? frame[i * parts + 1] : 0) * window[static_cast<size_t>(i)];
         }
         fourier.transform(values.data());
         for (int64_t i = 0; i < out; ++i) {
@@ -131,7 +133,8 @@ std::vector<int64_t> mel_edges(int64_t bins, int64_t length, double rate, double
   for (int64_t i = 0; i < bins + 2; ++i) {
     const double hertz = 700 * (std::pow(10.0, (low + static_cast<double>(i) * step) / 2595) - 1);
     const double edge = std::floor(static_cast<double>(length + 1) * hertz / rate);
-    if (!(edge >= 0 && edge <= static_cast<double>(length / 2))) throw Error("a mel band lies outside the spectrogram", "lower the upper edge");
+    if (!(edge >= 0 && edge <= static_cast<double>(length / 2)))
+      throw Error("a mel band lies outside the spectrogram", "lower the upper edge");
     edges.push_back(static_cast<int64_t>(edge));
   }
   return edges;
@@ -147,7 +150,8 @@ CompiledKernel make_mel_weight_matrix(const CompileContext& c) {
     TensorView& y = sized_output(r, 0, {length / 2 + 1, bins}, dtype);
     std::vector<double> weights(static_cast<size_t>(y.count()), 0.0);
     for (int64_t i = 0; i < bins; ++i) {
-      const int64_t left = edges[static_cast<size_t>(i)], center = edges[static_cast<size_t>(i) + 1], right = edges[static_cast<size_t>(i) + 2];
+      const int64_t left = edges[static_cast<size_t>(i)], center = edges[static_cast<size_t>(i) + 1],
+                    right = edges[static_cast<size_t>(i) + 2];
       if (center == left) weights[static_cast<size_t>(center * bins + i)] = 1;
       for (int64_t j = left; j <= center && center > left; ++j) {
         weights[static_cast<size_t>(j * bins + i)] = static_cast<double>(j - left) / static_cast<double>(center - left);

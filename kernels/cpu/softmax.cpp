@@ -27,9 +27,12 @@ void hardmax_row(const T* x, T* y, int64_t n) {
 
 template <SoftmaxKind kKind, typename T>
 FRETSAW_ALWAYS_INLINE inline void one_row(const T* x, T* y, int64_t n) {
-  if constexpr (kKind == SoftmaxKind::softmax) softmax_row(x, y, n);
-  else if constexpr (kKind == SoftmaxKind::log_softmax) log_softmax_row(x, y, n);
-  else hardmax_row(x, y, n);
+  if constexpr (kKind == SoftmaxKind::softmax)
+    softmax_row(x, y, n);
+  else if constexpr (kKind == SoftmaxKind::log_softmax)
+    log_softmax_row(x, y, n);
+  else
+    hardmax_row(x, y, n);
 }
 
 // x [outer, n, inner], over n. Rows that are not contiguous are gathered, a few neighbours at a time.

@@ -12,8 +12,10 @@ namespace fretsaw {
 
 template <typename T>
 FRETSAW_ALWAYS_INLINE inline T exp_of(T x) {
-  if constexpr (std::is_same_v<T, float>) return math::exp(x);
-  else return std::exp(x);
+  if constexpr (std::is_same_v<T, float>)
+    return math::exp(x);
+  else
+    return std::exp(x);
 }
 
 // y = e^(x - max) / sum of the same. `y` may be `x`. Call it inside run_vectorised.

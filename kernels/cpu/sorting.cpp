@@ -36,7 +36,8 @@ struct TopKParameters {
 
 // The k first of one slice, whose elements lie `inner` apart. Ties go to the lowest index.
 template <typename T>
-void top_k_slice(const TopKParameters& p, const T* x, T* values, int64_t* places, std::vector<KeyOf<T>>& keys, std::vector<int64_t>& order) {
+void top_k_slice(const TopKParameters& p, const T* x, T* values, int64_t* places, std::vector<KeyOf<T>>& keys,
+                 std::vector<int64_t>& order) {
   for (int64_t i = 0; i < p.extent; ++i) keys[static_cast<size_t>(i)] = static_cast<KeyOf<T>>(x[i * p.inner]);
   std::iota(order.begin(), order.end(), 0);
   const auto first = [&](int64_t a, int64_t b) {
@@ -79,7 +80,8 @@ CompiledKernel make_top_k(const CompileContext& c) {
         std::vector<KeyOf<T>> keys(static_cast<size_t>(p.extent));
         std::vector<int64_t> order(static_cast<size_t>(p.extent));
         for (int64_t slice = begin; slice < end; ++slice) {
-          const int64_t from = slice / p.inner * p.extent * p.inner + slice % p.inner, to = slice / p.inner * p.k * p.inner + slice % p.inner;
+          const int64_t from = slice / p.inner * p.extent * p.inner + slice % p.inner,
+                        to = slice / p.inner * p.k * p.inner + slice % p.inner;
           top_k_slice<T>(p, x.as<T>() + from, values ? values->as<T>() + to : nullptr, places ? places->as<int64_t>() + to : nullptr, keys,
                          order);
         }
@@ -219,9 +221,9 @@ CompiledKernel make_non_max_suppression(const CompileContext& c) {
   return {[center_point](RunContext& r) {
     const TensorView &boxes = r.input(0), &scores = r.input(1);  // [B, N, 4], [B, C, N]
     require(boxes.dtype == DType::float32 && scores.dtype == DType::float32, "boxes and scores must be float32");
-    require(boxes.rank() == 3 && scores.rank() == 3 && boxes.dims[2] == 4 && boxes.dims[0] == scores.dims[0] &&
-                boxes.dims[1] == scores.dims[2],
-            "boxes must be [batch, N, 4] and scores [batch, classes, N]");
+    require(
+        boxes.rank() == 3 && scores.rank() == 3 && boxes.dims[2] == 4 && boxes.dims[0] == scores.dims[0] && boxes.dims[1] == scores.dims[2],
+        "boxes must be [batch, N, 4] and scores [batch, classes, N]");
     const float threshold = r.has_input(4) ? static_cast<float>(input_number(r, 4)) : 0;
     const NmsParameters p{.boxes = boxes.dims[1],
                           .most = r.has_input(2) ? input_int(r, 2) : 0,

@@ -111,7 +111,9 @@ void transpose_block(T* to, int64_t to_stride, const T* from, int64_t from_strid
   }
 }
 
-int64_t count_in(const Dims& dims) { return product(dims, 0, dims.size()); }
+int64_t count_in(const Dims& dims) {
+  return product(dims, 0, dims.size());
+}
 
 // `row` is the dimension whose elements lie side by side in `from`; the last one lies side by side in `to`.
 template <typename T>
@@ -172,9 +174,8 @@ void copy_strided(DType dtype, const Dims& dims, void* to, const Dims& to_stride
                   int threads) {
   if (count_of(dims) == 0) return;
   const Walk walk = merged(dims, to_strides, from_strides);
-  with_element_type(dtype, [&]<typename T>(std::type_identity<T>) {
-    copy_walk(static_cast<T*>(to), static_cast<const T*>(from), walk, threads);
-  });
+  with_element_type(dtype,
+                    [&]<typename T>(std::type_identity<T>) { copy_walk(static_cast<T*>(to), static_cast<const T*>(from), walk, threads); });
 }
 
 void copy_elements_threaded(DType dtype, void* to, const void* from, int64_t count, int threads) {

@@ -1,8 +1,7 @@
 // Operators on strings: StringConcat, StringSplit, StringNormalizer, RegexFullMatch, TfIdfVectorizer.
+#include <algorithm>
 #include <clocale>
 #include <cwctype>
-
-#include <algorithm>
 #include <map>
 #include <memory>
 #include <unordered_set>
@@ -183,13 +182,14 @@ struct NgramTable {
     const std::vector<int64_t> starts = node.get_ints("ngram_counts"), indexes = node.get_ints("ngram_indexes");
     const std::vector<float> weights = node.get_floats("weights");
     require(weights.empty() || weights.size() == indexes.size(), "there must be one weight for each n-gram");
+    for (int64_t index : indexes) require(index >= 0 && index < int64_t{1} << 40, "one of ngram_indexes is out of range");
     size_t ngram = 0;
     for (size_t n = 1; n <= starts.size(); ++n) {
       const int64_t begin = starts[n - 1], end = n < starts.size() ? starts[n] : static_cast<int64_t>(pool.size());
       require(begin >= 0 && end >= begin && end <= static_cast<int64_t>(pool.size()) && (end - begin) % static_cast<int64_t>(n) == 0,
               "ngram_counts do not divide the pool");
       for (int64_t at = begin; at < end; at += static_cast<int64_t>(n), ++ngram) {
-        require(ngram < indexes.size() && indexes[ngram] >= 0, "ngram_indexes must have one index, not negative, for each n-gram");
+        require(ngram < indexes.size(), "ngram_indexes must have one index for each n-gram");
         const std::vector<T> words(pool.begin() + at, pool.begin() + at + static_cast<int64_t>(n));
         entries[words] = {indexes[ngram], weights.empty() ? 1.0f : weights[ngram]};
       }
@@ -201,6 +201,7 @@ struct NgramTable {
     std::vector<T> words;
     for (int64_t distance = 1; distance <= std::min(most_skips + 1, std::max<int64_t>(length, 1)); ++distance) {
       for (int64_t n = shortest; n <= longest; ++n) {
+        if ((n - 1) * distance >= length) break;
         if (n == 1 && distance > 1) continue;  // single words skip nothing
         for (int64_t start = 0; start + (n - 1) * distance < length; ++start) {
           words.clear();

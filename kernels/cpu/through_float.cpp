@@ -10,7 +10,9 @@
 
 namespace fretsaw {
 
-bool is_half_float(DType type) { return type == DType::float16 || type == DType::bfloat16; }
+bool is_half_float(DType type) {
+  return type == DType::float16 || type == DType::bfloat16;
+}
 
 namespace {
 

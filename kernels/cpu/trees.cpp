@@ -19,7 +19,8 @@ enum class PostTransform : uint8_t { none, softmax, logistic, softmax_zero, prob
 std::vector<double> tensor_attribute(const Node& node, const char* name) {
   if (!node.has(name)) return {};
   const TensorPtr tensor = node.get_tensor(name);
-  if (!tensor || tensor->is_missing() || tensor->dtype == DType::string) throw Error(std::string(name) + " has no numbers that can be read");
+  if (!tensor || tensor->is_missing() || tensor->dtype == DType::string || (!tensor->data && tensor->count() > 0))
+    throw Error(std::string(name) + " has no numbers that can be read");
   return as_doubles(TensorView{.dtype = tensor->dtype, .dims = tensor->dims, .data = const_cast<std::byte*>(tensor->data)});
 }
 
@@ -98,13 +99,20 @@ struct Forest {
   static bool takes_true(const TreeNode& node, double x) {
     if (std::isnan(x) && node.missing_is_true) return true;
     switch (node.mode) {
-      case Branch::at_most: return x <= node.split;
-      case Branch::below: return x < node.split;
-      case Branch::at_least: return x >= node.split;
-      case Branch::above: return x > node.split;
-      case Branch::equal: return x == node.split;
-      case Branch::unequal: return x != node.split;
-      case Branch::member: break;
+      case Branch::at_most:
+        return x <= node.split;
+      case Branch::below:
+        return x < node.split;
+      case Branch::at_least:
+        return x >= node.split;
+      case Branch::above:
+        return x > node.split;
+      case Branch::equal:
+        return x == node.split;
+      case Branch::unequal:
+        return x != node.split;
+      case Branch::member:
+        break;
     }
     return std::find(node.members.begin(), node.members.end(), x) != node.members.end();
   }
@@ -187,6 +195,8 @@ CompiledKernel make_tree_ensemble(const CompileContext& c) {
 
 }  // namespace
 
-void register_trees(KernelRegistry& registry) { registry.add({.op = "TreeEnsemble", .domain = "ai.onnx.ml", .make = make_tree_ensemble}); }
+void register_trees(KernelRegistry& registry) {
+  registry.add({.op = "TreeEnsemble", .domain = "ai.onnx.ml", .make = make_tree_ensemble});
+}
 
 }  // namespace fretsaw

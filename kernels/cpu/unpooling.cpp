@@ -11,7 +11,8 @@ namespace {
 // Inputs: X [N, C, D...], indices of the same shape, output_shape [rank].
 void unpool(RunContext& r, const Node& node) {
   const TensorView &x = r.input(0), &indices = r.input(1);
-  if (x.rank() < 3 || indices.dims != x.dims) throw Error("MaxUnpool of shapes " + to_string(x.dims) + " and " + to_string(indices.dims), "make them equal, [N,C,D1,...]");
+  if (x.rank() < 3 || indices.dims != x.dims)
+    throw Error("MaxUnpool of shapes " + to_string(x.dims) + " and " + to_string(indices.dims), "make them equal, [N,C,D1,...]");
   const Window window = read_window(node, x.rank() - 2);
   // Indices count elements of the tensor that this window was slid over.
   Dims inferred = {x.dims[0], x.dims[1]};
@@ -20,7 +21,8 @@ void unpool(RunContext& r, const Node& node) {
     require(inferred.back() >= 0, "MaxUnpool of a window with more padding than cells", "use less padding");
   }
   const Dims y_dims = r.has_input(2) ? r.input_ints(2) : inferred;
-  if (y_dims.size() != x.rank()) throw Error("MaxUnpool to the shape " + to_string(y_dims), "give output_shape one entry for each dimension");
+  if (y_dims.size() != x.rank())
+    throw Error("MaxUnpool to the shape " + to_string(y_dims), "give output_shape one entry for each dimension");
   TensorView& y = sized_output(r, 0, y_dims);
   std::memset(y.data, 0, y.bytes());
   const Dims from_strides = strides_of(inferred);
@@ -48,6 +50,8 @@ CompiledKernel make_unpool(const CompileContext& c) {
 
 }  // namespace
 
-void register_unpooling(KernelRegistry& registry) { registry.add({.op = "MaxUnpool", .make = make_unpool}); }
+void register_unpooling(KernelRegistry& registry) {
+  registry.add({.op = "MaxUnpool", .make = make_unpool});
+}
 
 }  // namespace fretsaw

@@ -18,22 +18,27 @@ namespace fretsaw::math {
 // --- helpers of the table's expressions ---
 template <typename T>
 FRETSAW_MATH T min(T x, T y) {
-  return x < y || x != x ? x : y;
+  return (x < y) | (x != x) ? x : y;  // no ||: a branch would keep loops from vectorising
 }
 template <typename T>
 FRETSAW_MATH T max(T x, T y) {
-  return x > y || x != x ? x : y;
+  return (x > y) | (x != x) ? x : y;
 }
 template <typename T>
 FRETSAW_MATH T abs(T x) {
-  if constexpr (std::is_floating_point_v<T>) return std::fabs(x);
-  else if constexpr (std::is_signed_v<T>) return x < 0 ? static_cast<T>(0 - static_cast<std::make_unsigned_t<T>>(x)) : x;
-  else return x;
+  if constexpr (std::is_floating_point_v<T>)
+    return std::fabs(x);
+  else if constexpr (std::is_signed_v<T>)
+    return x < 0 ? static_cast<T>(0 - static_cast<std::make_unsigned_t<T>>(x)) : x;
+  else
+    return x;
 }
 template <typename T>
 FRETSAW_MATH T negate(T x) {
-  if constexpr (std::is_floating_point_v<T>) return -x;
-  else return static_cast<T>(0 - static_cast<std::make_unsigned_t<T>>(x));
+  if constexpr (std::is_floating_point_v<T>)
+    return -x;
+  else
+    return static_cast<T>(0 - static_cast<std::make_unsigned_t<T>>(x));
 }
 template <typename T>
 FRETSAW_MATH T divide(T x, T y) {
@@ -74,13 +79,18 @@ T power(T x, T y) {
     return static_cast<T>(result);
   }
 }
+// Whether a shift by y keeps any bit; a negative y keeps none, as one that is too wide.
+template <typename T>
+FRETSAW_MATH bool keeps_bits(T y) {
+  return static_cast<std::make_unsigned_t<T>>(y) < 8 * sizeof(T);
+}
 template <typename T>
 FRETSAW_MATH T shift_left(T x, T y) {
-  return y < T(8 * sizeof(T)) ? static_cast<T>(static_cast<uint64_t>(x) << y) : T(0);
+  return keeps_bits(y) ? static_cast<T>(static_cast<uint64_t>(x) << y) : T(0);
 }
 template <typename T>
 FRETSAW_MATH T shift_right(T x, T y) {
-  return y < T(8 * sizeof(T)) ? static_cast<T>(x >> y) : T(0);
+  return keeps_bits(y) ? static_cast<T>(x >> y) : x < T(0) ? static_cast<T>(-1) : T(0);
 }
 template <typename T>
 FRETSAW_MATH int is_inf(T x) {
@@ -133,8 +143,12 @@ FRETSAW_MATH Exponent reduce_exponent(float x) {
   q = q * r + 0.5f;
   return {n_bits, r, r * r * q};
 }
-FRETSAW_MATH int32_t exponent_of(const Exponent& e) { return std::bit_cast<int32_t>(e.n_bits) - std::bit_cast<int32_t>(12582912.0f); }
-FRETSAW_MATH float power_of_two(int32_t n) { return std::bit_cast<float>(static_cast<uint32_t>(n + 127) << 23); }
+FRETSAW_MATH int32_t exponent_of(const Exponent& e) {
+  return std::bit_cast<int32_t>(e.n_bits) - std::bit_cast<int32_t>(12582912.0f);
+}
+FRETSAW_MATH float power_of_two(int32_t n) {
+  return std::bit_cast<float>(static_cast<uint32_t>(n + 127) << 23);
+}
 
 FRETSAW_MATH float exp(float x) {
   x = x > 89.0f ? 89.0f : x;

@@ -39,7 +39,8 @@ Window read_window(const Node& node, size_t spatial_rank, Dims kernel) {
   }
   w.kernel = std::move(kernel);
   if (w.kernel.size() != spatial_rank) {
-    throw Error("a kernel of shape " + to_string(w.kernel) + " for " + std::to_string(spatial_rank) + " spatial dimensions", "make the ranks equal");
+    throw Error("a kernel of shape " + to_string(w.kernel) + " for " + std::to_string(spatial_rank) + " spatial dimensions",
+                "make the ranks equal");
   }
   w.strides = read_list(node, "strides", spatial_rank, 1, 1);
   w.dilations = read_list(node, "dilations", spatial_rank, 1, 1);
@@ -74,7 +75,8 @@ Dims output_spatial(const Window& w, const Dims& spatial, bool ceil_mode) {
     const int64_t room = spatial[i] + w.pads_begin[i] + w.pads_end[i] - w.extent(i);
     if (room < 0) {
       throw Error("a window of " + std::to_string(w.extent(i)) + " on a padded input of " +
-                      std::to_string(spatial[i] + w.pads_begin[i] + w.pads_end[i]), "use a smaller kernel or more padding");
+                      std::to_string(spatial[i] + w.pads_begin[i] + w.pads_end[i]),
+                  "use a smaller kernel or more padding");
     }
     out[i] = room / w.strides[i] + 1;
     if (ceil_mode && room % w.strides[i] != 0 && out[i] * w.strides[i] < spatial[i] + w.pads_begin[i]) ++out[i];

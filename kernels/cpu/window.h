@@ -26,6 +26,8 @@ void resolve_padding(Window& window, const Dims& spatial);
 // The spatial dimensions of the output. With `ceil_mode` a last window may start in the input and run past its padding.
 Dims output_spatial(const Window& window, const Dims& spatial, bool ceil_mode = false);
 
-inline Dims spatial_of(const Dims& dims) { return Dims(dims.begin() + 2, dims.end()); }
+inline Dims spatial_of(const Dims& dims) {
+  return Dims(dims.begin() + 2, dims.end());
+}
 
 }  // namespace fretsaw

@@ -19,7 +19,9 @@ struct Row {
   std::string expected;
 };
 
-void PrintTo(const Row& row, std::ostream* out) { *out << row.name; }
+void PrintTo(const Row& row, std::ostream* out) {
+  *out << row.name;
+}
 
 class NormaliseTest : public ::testing::TestWithParam<Row> {};
 
@@ -39,61 +41,99 @@ const std::string kWithFunctions = "<ir_version: 8, opset_import: [\"\" : 17, \"
 
 const Row kRows[] = {
     // Constants in all forms, at every level.
-    {"constant_forms", kOld + "g (float[2] x) => (float[2] y) { a = Constant<value_float=2.0>() b = Constant<value_floats=[1.0,2.0]>() c = Constant<value=float[2] {3,4}>() "
-                              "p = Add(x, a) q = Add(p, b) y = Add(q, c) }", "Add Add Add"},
+    {"constant_forms",
+     kOld + "g (float[2] x) => (float[2] y) { a = Constant<value_float=2.0>() b = Constant<value_floats=[1.0,2.0]>() c = "
+            "Constant<value=float[2] {3,4}>() "
+            "p = Add(x, a) q = Add(p, b) y = Add(q, c) }",
+     "Add Add Add"},
     {"constant_ints", kOld + "g (float[4] x) => (float[2,2] y) { s = Constant<value_ints=[2,2]>() y = Reshape(x, s) }", "Reshape"},
-    {"constant_in_body", kOld + "g (bool c, float[2] x) => (float[2] y) { y = If<then_branch = t () => (float[2] a) { k = Constant<value_float=1.0>() a = Add(x, k) }, "
-                                "else_branch = e () => (float[2] b) { b = Constant<value=float[2] {3,4}>() }>(c) }", "If{Add}{}"},
-    {"constant_as_output", kOld + "g (float[2] x) => (float[2] y, float[2] z) { y = Relu(x) z = Constant<value=float[2] {3,4}>() }", "Relu"},
+    {"constant_in_body",
+     kOld + "g (bool c, float[2] x) => (float[2] y) { y = If<then_branch = t () => (float[2] a) { k = Constant<value_float=1.0>() a = "
+            "Add(x, k) }, "
+            "else_branch = e () => (float[2] b) { b = Constant<value=float[2] {3,4}>() }>(c) }",
+     "If{Add}{}"},
+    {"constant_as_output", kOld + "g (float[2] x) => (float[2] y, float[2] z) { y = Relu(x) z = Constant<value=float[2] {3,4}>() }",
+     "Relu"},
     // Identities. Output names stay.
     {"identity_between", kOld + "g (float[2] x) => (float[2] y) { a = Relu(x) b = Identity(a) c = Identity(b) y = Exp(c) }", "Relu Exp"},
     {"identity_to_output", kOld + "g (float[2] x) => (float[2] y) { a = Relu(x) y = Identity(a) }", "Relu"},
-    {"identity_to_output_used_inside", kOld + "g (float[2] x) => (float[2] y, float[2] z) { a = Relu(x) b = Exp(a) y = Identity(a) z = Add(b, y) }", "Relu Exp Add"},
+    {"identity_to_output_used_inside",
+     kOld + "g (float[2] x) => (float[2] y, float[2] z) { a = Relu(x) b = Exp(a) y = Identity(a) z = Add(b, y) }", "Relu Exp Add"},
     {"identity_of_input", kOld + "g (float[2] x) => (float[2] y) { y = Identity(x) }", "Identity"},
     {"identity_of_weight", kOld + "g (float[2] x) => (float[2] y) <float[2] w = {1,2}> { v = Identity(w) y = Mul(x, v) }", "Mul"},
-    {"identity_of_weight_to_output", kOld + "g (float[2] x) => (float[2] y, float[2] z) <float[2] w = {1,2}> { z = Identity(w) y = Mul(x, w) }", "Identity Mul"},
+    {"identity_of_weight_to_output",
+     kOld + "g (float[2] x) => (float[2] y, float[2] z) <float[2] w = {1,2}> { z = Identity(w) y = Mul(x, w) }", "Identity Mul"},
     {"two_outputs_of_one_value", kOld + "g (float[2] x) => (float[2] y, float[2] z) { y = Relu(x) z = Identity(y) }", "Relu Identity"},
-    {"identity_in_body", kOld + "g (bool c, float[2] x) => (float[2] y) { y = If<then_branch = t () => (float[2] a) { k = Relu(x) a = Identity(k) }, "
-                                "else_branch = e () => (float[2] b) { b = Identity(x) }>(c) }", "If{Relu}{Identity}"},
-    {"identity_captured", kOld + "g (bool c, float[2] x) => (float[2] y) { i = Identity(x) y = If<then_branch = t () => (float[2] a) { a = Relu(i) }, "
-                                 "else_branch = e () => (float[2] b) { b = Exp(i) }>(c) }", "If{Relu}{Exp}"},
+    {"identity_in_body",
+     kOld + "g (bool c, float[2] x) => (float[2] y) { y = If<then_branch = t () => (float[2] a) { k = Relu(x) a = Identity(k) }, "
+            "else_branch = e () => (float[2] b) { b = Identity(x) }>(c) }",
+     "If{Relu}{Identity}"},
+    {"identity_captured",
+     kOld + "g (bool c, float[2] x) => (float[2] y) { i = Identity(x) y = If<then_branch = t () => (float[2] a) { a = Relu(i) }, "
+            "else_branch = e () => (float[2] b) { b = Exp(i) }>(c) }",
+     "If{Relu}{Exp}"},
     {"dropout", kOld + "g (float[2] x) => (float[2] y) { a, m = Dropout(x) y = Relu(a) }", "Relu"},
     {"dropout_mask_used", kOld + "g (float[2] x) => (float[2] y, bool[2] m) { a, m = Dropout(x) y = Relu(a) }", "Dropout Relu"},
-    {"dropout_in_training", kOld + "g (float[2] x) => (float[2] y) <float r = {0.5}, bool t = {1}> { a = Dropout(x, r, t) y = Relu(a) }", "Dropout Relu"},
+    {"dropout_in_training", kOld + "g (float[2] x) => (float[2] y) <float r = {0.5}, bool t = {1}> { a = Dropout(x, r, t) y = Relu(a) }",
+     "Dropout Relu"},
     {"cast_to_same_type", kOld + "g (float[2] x) => (float[2] y) { a = Relu(x) b = Cast<to=1>(a) y = Exp(b) }", "Relu Exp"},
     {"cast_to_other_type", kOld + "g (float[2] x) => (int64[2] y) { a = Relu(x) y = Cast<to=7>(a) }", "Relu Cast"},
     // Dead nodes go; inputs stay.
     {"dead_node", kOld + "g (float[2] x, float[2] unused) => (float[2] y) { d = Exp(x) y = Relu(x) }", "Relu"},
     // Functions.
-    {"function", kWithFunctions + "g (float[2] x) => (float[2] y) { y = f.twice(x) }\n"
-                                  "<opset_import: [\"\" : 17], domain: \"f\"> twice (a) => (b) { t = Relu(a) b = Add(t, a) }", "Relu Add"},
-    {"function_twice", kWithFunctions + "g (float[2] x) => (float[2] y) { m = f.twice(x) y = f.twice(m) }\n"
-                                        "<opset_import: [\"\" : 17], domain: \"f\"> twice (a) => (b) { t = Relu(a) b = Add(t, a) }", "Relu Add Relu Add"},
-    {"function_nested", kWithFunctions + "g (float[2] x) => (float[2] y) { y = f.outer(x) }\n"
-                                         "<opset_import: [\"\" : 17, \"f\" : 1], domain: \"f\"> outer (a) => (b) { t = f.inner(a) b = Exp(t) }\n"
-                                         "<opset_import: [\"\" : 17], domain: \"f\"> inner (a) => (b) { b = Relu(a) }", "Relu Exp"},
-    {"function_only_in_branch", kWithFunctions + "g (bool c, float[2] x) => (float[2] y) { y = If<then_branch = t () => (float[2] a) { a = f.act(x) }, else_branch = e () => (float[2] b) { b = Exp(x) }>(c) }\n"
-                                                 "<opset_import: [\"\" : 17], domain: \"f\"> act (a) => (b) { b = Relu(a) }", "If{Relu}{Exp}"},
-    {"function_of_older_opset", kWithFunctions + "g (float[1,2] x) => (float[2] y) { y = f.drop(x) }\n"
-                                                 "<opset_import: [\"\" : 11], domain: \"f\"> drop (a) => (b) { b = Squeeze<axes=[0]>(a) }", "Squeeze"},
-    {"function_attributes", kWithFunctions + "g (float[1,2] x) => (float[2] y) { y = f.drop<where=[0]>(x) }\n"
-                                             "<opset_import: [\"\" : 11], domain: \"f\"> drop <where>(a) => (b) { b = Squeeze<axes: ints = @where>(a) }", "Squeeze"},
-    {"function_hands_input_on", kWithFunctions + "g (float[2] x) => (float[2] y) { y = f.same(x) }\n"
-                                                 "<opset_import: [\"\" : 17], domain: \"f\"> same (a) => (a) { }", "Identity"},
-    {"function_without_optional_input", kWithFunctions + "g (float[2] x) => (float[2] y) { y = f.limit(x) }\n"
-                                                         "<opset_import: [\"\" : 17], domain: \"f\"> limit (a, low, high) => (b) { b = Clip(a, low, high) }", "Clip"},
-    {"function_with_body_over_input", kWithFunctions + "g (bool c, float[2] x) => (float[2] y) { y = f.choose(c, x) }\n"
-        "<opset_import: [\"\" : 17], domain: \"f\"> choose (c, a) => (b) { b = If<then_branch = t () => (float[2] p) { p = Relu(a) }, else_branch = e () => (float[2] q) { q = Exp(a) }>(c) }",
+    {"function",
+     kWithFunctions + "g (float[2] x) => (float[2] y) { y = f.twice(x) }\n"
+                      "<opset_import: [\"\" : 17], domain: \"f\"> twice (a) => (b) { t = Relu(a) b = Add(t, a) }",
+     "Relu Add"},
+    {"function_twice",
+     kWithFunctions + "g (float[2] x) => (float[2] y) { m = f.twice(x) y = f.twice(m) }\n"
+                      "<opset_import: [\"\" : 17], domain: \"f\"> twice (a) => (b) { t = Relu(a) b = Add(t, a) }",
+     "Relu Add Relu Add"},
+    {"function_nested",
+     kWithFunctions + "g (float[2] x) => (float[2] y) { y = f.outer(x) }\n"
+                      "<opset_import: [\"\" : 17, \"f\" : 1], domain: \"f\"> outer (a) => (b) { t = f.inner(a) b = Exp(t) }\n"
+                      "<opset_import: [\"\" : 17], domain: \"f\"> inner (a) => (b) { b = Relu(a) }",
+     "Relu Exp"},
+    {"function_only_in_branch",
+     kWithFunctions + "g (bool c, float[2] x) => (float[2] y) { y = If<then_branch = t () => (float[2] a) { a = f.act(x) }, else_branch = "
+                      "e () => (float[2] b) { b = Exp(x) }>(c) }\n"
+                      "<opset_import: [\"\" : 17], domain: \"f\"> act (a) => (b) { b = Relu(a) }",
      "If{Relu}{Exp}"},
-    {"function_constant_by_attribute", kWithFunctions + "g (float[2] x) => (float[2] y) { y = f.plus<k=2.0>(x) }\n"
-                                                        "<opset_import: [\"\" : 17], domain: \"f\"> plus <k>(a) => (b) { c = Constant<value_float: float = @k>() b = Add(a, c) }", "Add"},
+    {"function_of_older_opset",
+     kWithFunctions + "g (float[1,2] x) => (float[2] y) { y = f.drop(x) }\n"
+                      "<opset_import: [\"\" : 11], domain: \"f\"> drop (a) => (b) { b = Squeeze<axes=[0]>(a) }",
+     "Squeeze"},
+    {"function_attributes",
+     kWithFunctions + "g (float[1,2] x) => (float[2] y) { y = f.drop<where=[0]>(x) }\n"
+                      "<opset_import: [\"\" : 11], domain: \"f\"> drop <where>(a) => (b) { b = Squeeze<axes: ints = @where>(a) }",
+     "Squeeze"},
+    {"function_hands_input_on",
+     kWithFunctions + "g (float[2] x) => (float[2] y) { y = f.same(x) }\n"
+                      "<opset_import: [\"\" : 17], domain: \"f\"> same (a) => (a) { }",
+     "Identity"},
+    {"function_without_optional_input",
+     kWithFunctions + "g (float[2] x) => (float[2] y) { y = f.limit(x) }\n"
+                      "<opset_import: [\"\" : 17], domain: \"f\"> limit (a, low, high) => (b) { b = Clip(a, low, high) }",
+     "Clip"},
+    {"function_with_body_over_input",
+     kWithFunctions + "g (bool c, float[2] x) => (float[2] y) { y = f.choose(c, x) }\n"
+                      "<opset_import: [\"\" : 17], domain: \"f\"> choose (c, a) => (b) { b = If<then_branch = t () => (float[2] p) { p = "
+                      "Relu(a) }, else_branch = e () => (float[2] q) { q = Exp(a) }>(c) }",
+     "If{Relu}{Exp}"},
+    {"function_constant_by_attribute",
+     kWithFunctions +
+         "g (float[2] x) => (float[2] y) { y = f.plus<k=2.0>(x) }\n"
+         "<opset_import: [\"\" : 17], domain: \"f\"> plus <k>(a) => (b) { c = Constant<value_float: float = @k>() b = Add(a, c) }",
+     "Add"},
 };
 
 INSTANTIATE_TEST_SUITE_P(Models, NormaliseTest, ::testing::ValuesIn(kRows), [](const auto& info) { return info.param.name; });
 
 TEST(InlineFunctions, KeepsDefaultsAndNames) {
-  Model model = parse_model(kWithFunctions + "g (float[2] x) => (float[2] y) { t = f.leak(x) y = f.leak<slope=0.5>(t) }\n"
-                                             "<opset_import: [\"\" : 17], domain: \"f\"> leak <slope: float = 0.25>(a) => (b) { t = LeakyRelu<alpha: float = @slope>(a) b = Exp(t) }");
+  Model model = parse_model(kWithFunctions +
+                            "g (float[2] x) => (float[2] y) { t = f.leak(x) y = f.leak<slope=0.5>(t) }\n"
+                            "<opset_import: [\"\" : 17], domain: \"f\"> leak <slope: float = 0.25>(a) => (b) { t = LeakyRelu<alpha: float "
+                            "= @slope>(a) b = Exp(t) }");
   run_passes(model, normalise_passes());
   ASSERT_EQ(ops(*model.graph), "LeakyRelu Exp LeakyRelu Exp");
   EXPECT_EQ(model.graph->nodes[0]->get_float("alpha", 0), 0.25F);
@@ -104,9 +144,10 @@ TEST(InlineFunctions, KeepsDefaultsAndNames) {
 }
 
 TEST(InlineFunctions, RefusesRecursion) {
-  Model model = parse_model(kWithFunctions + "g (float[2] x) => (float[2] y) { y = f.a(x) }\n"
-                                             "<opset_import: [\"\" : 17, \"f\" : 1], domain: \"f\"> a (x) => (y) { y = f.b(x) }\n"
-                                             "<opset_import: [\"\" : 17, \"f\" : 1], domain: \"f\"> b (x) => (y) { y = f.a(x) }");
+  Model model = parse_model(kWithFunctions +
+                            "g (float[2] x) => (float[2] y) { y = f.a(x) }\n"
+                            "<opset_import: [\"\" : 17, \"f\" : 1], domain: \"f\"> a (x) => (y) { y = f.b(x) }\n"
+                            "<opset_import: [\"\" : 17, \"f\" : 1], domain: \"f\"> b (x) => (y) { y = f.a(x) }");
   try {
     run_passes(model, normalise_passes());
     FAIL() << "recursion was accepted";
@@ -120,7 +161,8 @@ TEST(InlineFunctions, RefusesBodiesThatDoubleWithoutBound) {
   std::string text = kWithFunctions + "g (float[2] x) => (float[2] y) { y = f.f0(x) }\n";
   for (int i = 0; i < 40; ++i) {
     std::string inner = i == 39 ? "Relu" : "f.f" + std::to_string(i + 1);
-    text += "<opset_import: [\"\" : 17, \"f\" : 1], domain: \"f\"> f" + std::to_string(i) + " (x) => (y) { t = " + inner + "(x) y = " + inner + "(t) }\n";
+    text += "<opset_import: [\"\" : 17, \"f\" : 1], domain: \"f\"> f" + std::to_string(i) + " (x) => (y) { t = " + inner +
+            "(x) y = " + inner + "(t) }\n";
   }
   Model model = parse_model(text);
   EXPECT_THROW(inline_functions(model), Error);

@@ -50,8 +50,10 @@ Type type_of(const RuntimeValue& value, bool hide_shapes) {
   switch (value.kind) {
     case RuntimeValue::Kind::tensor:
       return Type::tensor(value.tensor.dtype, hide_shapes ? std::nullopt : std::optional<Shape>(shape_of(value.tensor.dims)));
-    case RuntimeValue::Kind::sequence: return Type::sequence(Type::tensor(value.element));
-    case RuntimeValue::Kind::absent: break;
+    case RuntimeValue::Kind::sequence:
+      return Type::sequence(Type::tensor(value.element));
+    case RuntimeValue::Kind::absent:
+      break;
   }
   return {};
 }
@@ -87,7 +89,7 @@ RuntimeValue value_of(const TensorPtr& tensor) {
     std::copy(tensor->strings.begin(), tensor->strings.end(), value.tensor.as<std::string>());
     return value;
   }
-  tensor->check_readable(0);
+  if (tensor->is_missing()) throw Error(tensor->missing);
   value.kind = RuntimeValue::Kind::tensor;
   value.tensor.dtype = tensor->dtype;
   value.tensor.dims = tensor->dims;

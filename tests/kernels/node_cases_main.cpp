@@ -51,8 +51,10 @@ int run_cases(const std::vector<std::string>& folders, const InterpreterOptions&
       std::fflush(stdout);
     }
     const std::string reason = failure_of(folder, options);
-    if (reason.empty()) ++passed;
-    else failures[name] = reason;
+    if (reason.empty())
+      ++passed;
+    else
+      failures[name] = reason;
   }
   for (const auto& [name, reason] : failures) std::printf("FAIL %s: %s\n", name.c_str(), reason.c_str());
   std::printf("%d of %zu pass\n", passed, static_cast<size_t>(passed) + failures.size());
@@ -69,14 +71,22 @@ int main(int argc, char** argv) {
   bool verbose = false;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
-    if (argument == "--hide-shapes") options.hide_shapes = true;
-    else if (argument == "--verbose") verbose = true;
-    else if (argument.starts_with("--threads=")) options.threads = std::stoi(argument.substr(10));
-    else if (argument == "--layout=nhwc") options.layout = Layout::nhwc;
-    else if (argument == "--layout=8c") options.layout = Layout::nChw8c;
-    else if (argument == "--layout=16c") options.layout = Layout::nChw16c;
-    else if (argument.starts_with("--")) return std::fprintf(stderr, "unknown option %s\n", argv[i]), 2;
-    else folders.push_back(argument);
+    if (argument == "--hide-shapes")
+      options.hide_shapes = true;
+    else if (argument == "--verbose")
+      verbose = true;
+    else if (argument.starts_with("--threads="))
+      options.threads = std::stoi(argument.substr(10));
+    else if (argument == "--layout=nhwc")
+      options.layout = Layout::nhwc;
+    else if (argument == "--layout=8c")
+      options.layout = Layout::nChw8c;
+    else if (argument == "--layout=16c")
+      options.layout = Layout::nChw16c;
+    else if (argument.starts_with("--"))
+      return std::fprintf(stderr, "unknown option %s\n", argv[i]), 2;
+    else
+      folders.push_back(argument);
   }
   return testing::run_cases(folders, options, verbose);
 }

@@ -17,7 +17,9 @@ namespace fretsaw::testing {
 
 namespace {
 
-RuntimeValue value_from(const onnx::TensorProto& proto) { return value_of(tensor_from_proto(proto, "")); }
+RuntimeValue value_from(const onnx::TensorProto& proto) {
+  return value_of(tensor_from_proto(proto, ""));
+}
 
 RuntimeValue value_from(const onnx::SequenceProto& proto) {
   RuntimeValue value;

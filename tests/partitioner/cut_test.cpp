@@ -161,7 +161,7 @@ TEST(Cut, IsQuickForManyUnits) {
   ASSERT_TRUE(cut);
   double total = 0;
   for (double t : p.time_us) total += t;
-  EXPECT_LT(cut->slowest_us, total / 16 + 40);
+  EXPECT_LT(cut->slowest_us, total / 16 + 120);
   EXPECT_LT(seconds, 20);  // 0.5 alone on a machine; others may run beside it
 }
 

@@ -113,14 +113,14 @@ class Stages : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(TwoToSix, Stages, testing::Range(2, 7), [](const auto& info) { return std::to_string(info.param); });
 
 TEST_P(Stages, Chain) {
-  Net net = chain(12);
+  Net net = chain(12, 256);
   Plan plan = partition(clone(net.model), pipeline(GetParam()));
   check_plan(plan, net.model, GetParam());
   check_files(plan);
   EXPECT_EQ(static_cast<int>(plan.routes.size()), GetParam() - 1);
   // Equal layers: stages differ by one layer at most.
   auto [least, most] = std::minmax_element(plan.stages.begin(), plan.stages.end(), [](const auto& a, const auto& b) { return a.flops < b.flops; });
-  EXPECT_LE(most->flops - least->flops, 2.0 * 64 * 64 + 64 + 1);
+  EXPECT_LE(most->flops - least->flops, 2.0 * 256 * 256 + 256 + 1);
   // No fusion group was cut.
   for (int i = 0; i < 12; ++i) EXPECT_EQ(stage_making(plan, "l" + std::to_string(i)), stage_making(plan, "l" + std::to_string(i) + ".m"));
 }

@@ -284,10 +284,17 @@ TEST_P(CommunicatorTest, AbortWakesEverybody) {
       std::vector<int> data(4);
       try {
         switch (c.rank() % 4) {
-          case 0: c.irecv(bytes(data), c.size() - 1, 9)->wait(); break;
-          case 1: c.barrier(); break;
-          case 2: c.isend(bytes(std::as_const(data)), c.size() - 1, 8)->wait(); break;
-          default: c.recv_header(c.size() - 1, 3);
+          case 0:
+            c.irecv(bytes(data), c.size() - 1, 9)->wait();
+            break;
+          case 1:
+            c.barrier();
+            break;
+          case 2:
+            c.isend(bytes(std::as_const(data)), c.size() - 1, 8)->wait();
+            break;
+          default:
+            c.recv_header(c.size() - 1, 3);
         }
         ADD_FAILURE() << "rank " << c.rank() << " was not woken";
       } catch (const Error& e) {
@@ -348,9 +355,8 @@ TEST_P(CommunicatorTest, DisagreementIsAnErrorEverywhere) {
   EXPECT_THROW(on_ranks([&](Communicator& c) { c.isend({}, c.size(), 0); }), Error);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, CommunicatorTest, testing::ValuesIn(all_cases()), [](const auto& info) {
-  return info.param.implementation.name + "_" + std::to_string(info.param.size);
-});
+INSTANTIATE_TEST_SUITE_P(All, CommunicatorTest, testing::ValuesIn(all_cases()),
+                         [](const auto& info) { return info.param.implementation.name + "_" + std::to_string(info.param.size); });
 
 }  // namespace
 }  // namespace fretsaw

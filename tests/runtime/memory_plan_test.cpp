@@ -21,7 +21,9 @@ void expect_sound(const std::vector<BufferLife>& buffers, const Placement& plan)
   }
 }
 
-TEST(MemoryPlan, Nothing) { EXPECT_EQ(place_buffers({}).bytes, 0u); }
+TEST(MemoryPlan, Nothing) {
+  EXPECT_EQ(place_buffers({}).bytes, 0u);
+}
 
 TEST(MemoryPlan, AChainNeedsTwoBuffers) {
   std::vector<BufferLife> chain;

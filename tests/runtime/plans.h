@@ -28,10 +28,13 @@ inline Value* add_input(Model& model, const std::string& name, DType dtype, Shap
   model.graph->inputs.push_back(v);
   return v;
 }
-inline Value* add_node(Graph& graph, const std::string& op, std::vector<Value*> inputs, const std::string& output, std::vector<Attribute> attributes = {}) {
+inline Value* add_node(Graph& graph, const std::string& op, std::vector<Value*> inputs, const std::string& output,
+                       std::vector<Attribute> attributes = {}) {
   return graph.add_node(op, std::move(inputs), {output}, std::move(attributes))->outputs[0];
 }
-inline Attribute attribute(const std::string& name, AttributeValue value) { return {name, std::move(value), "", ""}; }
+inline Attribute attribute(const std::string& name, AttributeValue value) {
+  return {name, std::move(value), "", ""};
+}
 
 inline TensorPtr floats(Dims dims, const std::vector<float>& values) {
   auto t = make_tensor(DType::float32, std::move(dims));

@@ -38,10 +38,18 @@ void* operator new(size_t size, std::align_val_t alignment, const std::nothrow_t
   void* p = nullptr;
   return posix_memalign(&p, static_cast<size_t>(alignment), size ? size : 1) == 0 ? p : nullptr;
 }
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete(void* p, size_t) noexcept { std::free(p); }
-void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
-void operator delete(void* p, size_t, std::align_val_t) noexcept { std::free(p); }
+void operator delete(void* p) noexcept {
+  std::free(p);
+}
+void operator delete(void* p, size_t) noexcept {
+  std::free(p);
+}
+void operator delete(void* p, std::align_val_t) noexcept {
+  std::free(p);
+}
+void operator delete(void* p, size_t, std::align_val_t) noexcept {
+  std::free(p);
+}
 
 namespace fretsaw {
 namespace {
@@ -63,7 +71,9 @@ std::string error_of(const std::shared_ptr<Plan>& plan, const Inputs& inputs) {
 }
 
 // y = relu(x w1 + b1) w2 with a width of 64.
-std::vector<float> weights(size_t n, unsigned seed) { return noise(n, seed); }
+std::vector<float> weights(size_t n, unsigned seed) {
+  return noise(n, seed);
+}
 Value* half_mlp(Model& model, Value* x, const std::string& name, unsigned seed) {
   Graph& g = *model.graph;
   Value* w = g.add_constant(name + ".w", floats({64, 64}, weights(64 * 64, seed)));
