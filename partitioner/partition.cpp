@@ -155,8 +155,9 @@ Error too_many_stages(int wanted, size_t possible, const std::string& tied_by) {
 StageAssignment automatic_assignment(const GraphIndex& index, const SizedGraph& sized, int stages, std::optional<int64_t> memory) {
   Units units;
   std::optional<CutProblem> problem;
-  // Whole groups where they suffice; else groups that may be opened are; else even nodes that could be copied count.
-  for (UnitOptions options : {UnitOptions{false, false}, UnitOptions{true, false}, UnitOptions{true, true}}) {
+  // Whole groups where they suffice; else groups are opened, and then even nodes that could be copied count. Last bits come last.
+  using Groups = UnitOptions::Groups;
+  for (UnitOptions options : {UnitOptions{Groups::whole, false}, {Groups::same_bits, false}, {Groups::same_bits, true}, {Groups::anywhere, true}}) {
     units = make_units(index, sized, options);
     if (static_cast<int>(units.members.size()) < stages) continue;
     problem = make_cut_problem(units, sized);
@@ -196,7 +197,7 @@ StageAssignment assign(const GraphIndex& index, const Graph& costed, const Graph
   if (&costed != &index.graph) other.emplace(costed);
   SizedGraph sized(other ? *other : index, target);
   if (options.cuts.empty()) return automatic_assignment(index, sized, stages, memory_limit(options, target));
-  std::vector<int> order = make_units(index, sized, {true, false}).order;
+  std::vector<int> order = make_units(index, sized, {UnitOptions::Groups::same_bits, false}).order;
   return user_assignment(index, source, options.cuts, order, copied_nodes(index));
 }
 

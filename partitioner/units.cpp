@@ -176,14 +176,22 @@ bool join_circles(const Quotient& q, Clusters& clusters) {
   return joined;
 }
 
-void join_groups(const GraphIndex& index, bool open, Clusters& clusters) {
+// Before which node of a group the options allow a cut.
+bool splits_before(const Node& node, UnitOptions::Groups groups) {
+  if (groups == UnitOptions::Groups::whole) return false;
+  // An Add or Mul with a constant is never split off: it may be a bias, which a Conv or Gemm has inside.
+  bool activation = node.inputs.size() == 1 || node.is("Clip");
+  return may_split_before(node) || (groups == UnitOptions::Groups::anywhere && activation);
+}
+
+void join_groups(const GraphIndex& index, UnitOptions::Groups groups, Clusters& clusters) {
   std::unordered_map<int, int> last;  // group -> its node before
   for (size_t i = 0; i < index.nodes.size(); ++i) {
     const Node& node = *index.nodes[i];
     if (node.group < 0) continue;
     auto [it, is_new] = last.try_emplace(node.group, static_cast<int>(i));
     if (is_new) continue;
-    if (!open || !may_split_before(node)) clusters.join(static_cast<int>(i), it->second);
+    if (!splits_before(node, groups)) clusters.join(static_cast<int>(i), it->second);
     it->second = static_cast<int>(i);
   }
 }
@@ -279,7 +287,7 @@ void float_cheap(const SizedGraph& sized, const Quotient& q, const std::vector<c
 Units make_units(const GraphIndex& index, const SizedGraph& sized, const UnitOptions& options) {
   Units units;
   Clusters clusters(index.nodes.size());
-  join_groups(index, options.open_groups, clusters);
+  join_groups(index, options.groups, clusters);
   join_unsendable(index, clusters, units.tied_by);
   Quotient q = quotient(index, clusters);
   if (join_circles(q, clusters)) q = quotient(index, clusters);

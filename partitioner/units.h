@@ -35,7 +35,8 @@ struct SizedGraph {
 };
 
 struct UnitOptions {
-  bool open_groups = false;   // fusion groups may be cut where the parts give the same bits unfused
+  // Where fusion groups may be cut: nowhere, where the parts give the same bits unfused, or also before activations, whose last bits may differ.
+  enum class Groups : uint8_t { whole, same_bits, anywhere } groups = Groups::whole;
   bool count_copied = false;  // nodes that could be copied into every stage are units too
 };
 // Units are fusion groups, single nodes, and sets of nodes that values which can't be sent (sequences, strings) tie together.
