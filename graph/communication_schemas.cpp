@@ -37,8 +37,10 @@ void scaled_axis(InferenceContext& context, const char* axis_attribute, bool mul
   dim->clear_dim_param();
   // Uneven shards differ in size: the dimension stays open then.
   if (value >= 0 && size > 0 && int_attribute(context, "uneven", 0) == 0) {
-    if (multiply) dim->set_dim_value(value * size);
-    else if (value % size == 0) dim->set_dim_value(value / size);
+    if (multiply)
+      dim->set_dim_value(value * size);
+    else if (value % size == 0)
+      dim->set_dim_value(value / size);
   }
   onnx::updateOutputShape(context, 0, shape);
 }
@@ -71,9 +73,7 @@ OpSchema with_reduction(OpSchema schema) {
 }
 
 OpSchema border(const char* name, const char* doc, const char* peer) {
-  return base(name, doc)
-      .Attr("peer", peer, AttributeProto::INT)
-      .Attr("tag", "The number of the route in plan.json", AttributeProto::INT);
+  return base(name, doc).Attr("peer", peer, AttributeProto::INT).Attr("tag", "The number of the route in plan.json", AttributeProto::INT);
 }
 
 void register_all() {
@@ -81,20 +81,24 @@ void register_all() {
   if (!domains.Map().count(kCommunicationDomain)) domains.AddDomainToVersion(kCommunicationDomain, 1, 1);
   std::vector<OpSchema> schemas;
   schemas.push_back(border("Send", "Marks a value that leaves its stage. The schedule's actions move it.", "The stage it goes to"));
-  schemas.push_back(border("Recv", "Marks a value that comes from another stage. The schedule's actions move it.", "The stage it comes from"));
+  schemas.push_back(
+      border("Recv", "Marks a value that comes from another stage. The schedule's actions move it.", "The stage it comes from"));
   schemas.push_back(with_reduction(collective("AllReduce", "Every rank gets the elementwise reduction of all ranks' tensors.")));
-  schemas.push_back(with_axis(collective("AllGather", "Every rank gets the ranks' tensors joined along tensor_axis, in the order of ranks."))
-                        .TypeAndShapeInferenceFunction([](InferenceContext& c) { scaled_axis(c, "tensor_axis", true); }));
-  schemas.push_back(with_axis(with_reduction(collective("ReduceScatter", "The tensors are reduced elementwise; each rank gets its part along tensor_axis.")))
+  schemas.push_back(
+      with_axis(collective("AllGather", "Every rank gets the ranks' tensors joined along tensor_axis, in the order of ranks."))
+          .TypeAndShapeInferenceFunction([](InferenceContext& c) { scaled_axis(c, "tensor_axis", true); }));
+  schemas.push_back(with_axis(with_reduction(collective("ReduceScatter",
+                                                        "The tensors are reduced elementwise; each rank gets its part along tensor_axis.")))
                         .TypeAndShapeInferenceFunction([](InferenceContext& c) { scaled_axis(c, "tensor_axis", false); }));
-  schemas.push_back(collective("AllToAll", "The tensor is cut along split_axis, part k goes to rank k, and what arrives is joined along concat_axis.")
-                        .Attr("split_axis", "The axis that is cut", AttributeProto::INT, static_cast<int64_t>(0))
-                        .Attr("concat_axis", "The axis that is joined", AttributeProto::INT, static_cast<int64_t>(0))
-                        .TypeAndShapeInferenceFunction([](InferenceContext& c) {
-                          onnx::propagateElemTypeFromInputToOutput(c, 0, 0);
-                          if (!onnx::hasNInputShapes(c, 1)) return;
-                          if (int_attribute(c, "split_axis", 0) == int_attribute(c, "concat_axis", 0)) onnx::propagateShapeFromInputToOutput(c, 0, 0);
-                        }));
+  schemas.push_back(
+      collective("AllToAll", "The tensor is cut along split_axis, part k goes to rank k, and what arrives is joined along concat_axis.")
+          .Attr("split_axis", "The axis that is cut", AttributeProto::INT, static_cast<int64_t>(0))
+          .Attr("concat_axis", "The axis that is joined", AttributeProto::INT, static_cast<int64_t>(0))
+          .TypeAndShapeInferenceFunction([](InferenceContext& c) {
+            onnx::propagateElemTypeFromInputToOutput(c, 0, 0);
+            if (!onnx::hasNInputShapes(c, 1)) return;
+            if (int_attribute(c, "split_axis", 0) == int_attribute(c, "concat_axis", 0)) onnx::propagateShapeFromInputToOutput(c, 0, 0);
+          }));
   schemas.push_back(collective("Broadcast", "Every rank gets the root's tensor.")
                         .Attr("root", "The index of the root along the axis", AttributeProto::INT, static_cast<int64_t>(0)));
   schemas.push_back(with_axis(collective("HaloExchange", "The tensor grows along tensor_axis by its neighbours' rows."))

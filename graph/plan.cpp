@@ -44,7 +44,8 @@ class TemporaryFolder {
     std::error_code error;
     fs::remove_all(path_, error);
     if (!fs::create_directory(path_, error))
-      throw Error(fmt::format("cannot create a folder: {}", error ? error.message() : "it exists"), "check the path and its permissions").in_file(path_.string());
+      throw Error(fmt::format("cannot create a folder: {}", error ? error.message() : "it exists"), "check the path and its permissions")
+          .in_file(path_.string());
   }
   ~TemporaryFolder() {
     std::error_code error;
@@ -54,7 +55,9 @@ class TemporaryFolder {
   void rename_to(const fs::path& target) {
     std::error_code error;
     fs::rename(path_, target, error);
-    if (error) throw Error(fmt::format("cannot rename the finished plan: {}", error.message()), "check the path and its permissions").in_file(target.string());
+    if (error)
+      throw Error(fmt::format("cannot rename the finished plan: {}", error.message()), "check the path and its permissions")
+          .in_file(target.string());
     path_.clear();
   }
 
@@ -76,18 +79,23 @@ void check_target(const Plan& plan, const fs::path& folder, bool overwrite) {
   bool is_folder = fs::is_directory(folder, error);
   if (is_folder && fs::is_empty(folder, error)) return;
   if (!overwrite)
-    throw Error("there is something at the plan's place already", "choose another folder, or --overwrite a plan", ErrorCode::usage).in_file(folder.string());
+    throw Error("there is something at the plan's place already", "choose another folder, or --overwrite a plan", ErrorCode::usage)
+        .in_file(folder.string());
   if (!is_folder || !is_plan_folder(folder.string()))
-    throw Error("what stands at the plan's place is no plan, and is not overwritten", "choose another folder, or remove it", ErrorCode::usage).in_file(folder.string());
+    throw Error("what stands at the plan's place is no plan, and is not overwritten", "choose another folder, or remove it",
+                ErrorCode::usage)
+        .in_file(folder.string());
   auto refuse = [&](const std::string& file) {
-    throw Error(fmt::format("the model's own file '{}' lies in the folder that would be overwritten", file), "choose another folder", ErrorCode::usage)
+    throw Error(fmt::format("the model's own file '{}' lies in the folder that would be overwritten", file), "choose another folder",
+                ErrorCode::usage)
         .in_file(folder.string());
   };
   if (lies_in(plan.source_file, folder)) refuse(plan.source_file);
   std::set<const MappedFile*> files;
   for (const PlanGraph& g : plan.graphs)
     for (const Value* v : g.model->graph->initializers())
-      if (v->constant->file && files.insert(v->constant->file.get()).second && lies_in(v->constant->file->path(), folder)) refuse(v->constant->file->path());
+      if (v->constant->file && files.insert(v->constant->file.get()).second && lies_in(v->constant->file->path(), folder))
+        refuse(v->constant->file->path());
 }
 
 void write_text(const fs::path& path, const std::string& text) {
@@ -105,7 +113,8 @@ void replace_folder(TemporaryFolder& done, const fs::path& folder) {
   }
   fs::path old = folder.string() + fmt::format(".old-{}", ::getpid());
   fs::rename(folder, old, error);
-  if (error) throw Error(fmt::format("cannot replace the plan: {}", error.message()), "check the path and its permissions").in_file(folder.string());
+  if (error)
+    throw Error(fmt::format("cannot replace the plan: {}", error.message()), "check the path and its permissions").in_file(folder.string());
   try {
     done.rename_to(folder);
   } catch (...) {
@@ -150,7 +159,9 @@ std::string read_text(const fs::path& path) {
   return text.str();
 }
 
-[[noreturn]] void damaged(const std::string& what) { throw Error(what, "the plan is damaged; partition the model again"); }
+[[noreturn]] void damaged(const std::string& what) {
+  throw Error(what, "the plan is damaged; partition the model again");
+}
 
 const Graph& graph_of(const Plan& plan, int stage) {
   for (const PlanGraph& g : plan.graphs)
@@ -186,7 +197,8 @@ void check_references(const Plan& plan) {
     }
   for (size_t i = 0; i < plan.outputs.size(); ++i)
     if (!named(graph_of(plan, plan.outputs[i].stage).outputs, plan.outputs[i].name))
-      damaged(fmt::format("field 'outputs[{}].stage' names stage {}, which has no output '{}'", i, plan.outputs[i].stage, plan.outputs[i].name));
+      damaged(fmt::format("field 'outputs[{}].stage' names stage {}, which has no output '{}'", i, plan.outputs[i].stage,
+                          plan.outputs[i].name));
   for (size_t s = 0; s < plan.stages.size(); ++s)
     for (const Value* v : graph_of(plan, static_cast<int>(s)).inputs)
       if (!known[s].count(v->name)) damaged(fmt::format("stage {} takes '{}', which nobody gives it", s, v->name));

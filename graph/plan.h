@@ -29,7 +29,7 @@ struct PlanGraph {
 // A value that crosses from the stage that makes it to one that uses it (one route for each such stage, also past stages between).
 // In the graphs: `value -> Send -> from_name` (a graph output) in from_stage, `to_name` (a graph input) `-> Recv -> value` in to_stage.
 struct Route {
-  int tag = 0;            // unique in the plan, from 1; the communicator's tag
+  int tag = 0;  // unique in the plan, from 1; the communicator's tag
   int from_stage = 0, to_stage = 0;
   std::string value;      // the name inside both stage graphs: before the Send there, after the Recv here
   std::string from_name;  // the graph output of from_stage: "send:VALUE>STAGE"
@@ -42,16 +42,16 @@ struct Route {
 struct PlanInput {
   std::string name;
   Type type;
-  int batch_axis = -1;            // -1: given whole to each
-  std::vector<int> stages;        // the stages whose graphs take it
+  int batch_axis = -1;      // -1: given whole to each
+  std::vector<int> stages;  // the stages whose graphs take it
 };
 // How a source output comes together.
 struct PlanOutput {
   std::string name;
   Type type;
   int stage = 0;
-  std::string merge = "concat";   // concat, mean, sum, same
-  int axis = 0;                   // of concat
+  std::string merge = "concat";  // concat, mean, sum, same
+  int axis = 0;                  // of concat
 };
 
 struct StageEstimate {
@@ -61,23 +61,23 @@ struct StageEstimate {
 
 struct Plan {
   static constexpr int format_version = 1;
-  std::string folder;                 // "" while in memory
+  std::string folder;  // "" while in memory
   std::string source_file, source_digest;
   Mesh mesh;
   int micro_batches = 1;
-  int64_t batch = -1;                 // the source's baked batch, -1 when it was symbolic already
+  int64_t batch = -1;  // the source's baked batch, -1 when it was symbolic already
   Schedule schedule;
   std::vector<PlanGraph> graphs;
   std::vector<Route> routes;
-  std::vector<PlanInput> inputs;      // in the source's order
-  std::vector<PlanOutput> outputs;    // in the source's order
+  std::vector<PlanInput> inputs;    // in the source's order
+  std::vector<PlanOutput> outputs;  // in the source's order
   std::vector<StageEstimate> stages;
   std::map<std::string, std::string> shardings;  // tensor -> "[_, tensor]"
   std::vector<std::string> notes;
   std::string target = "cpu";
   double link_bytes_per_us = 0, link_latency_us = 0;  // between two ranks of the target, as the costs assume
   bool structure_only = false;
-  std::shared_ptr<Model> annotated;   // the source with ONNX's multi-device annotations, for annotated.onnx; null when not made
+  std::shared_ptr<Model> annotated;  // the source with ONNX's multi-device annotations, for annotated.onnx; null when not made
 };
 
 struct WritePlanOptions {

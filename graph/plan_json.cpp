@@ -26,7 +26,8 @@ bool is_utf8(const std::string& s) {
       if ((d & 0xC0) != 0x80) return false;
       code = code << 6 | (d & 0x3F);
     }
-    if ((more == 2 && code < 0x800) || (more == 3 && (code < 0x10000 || code > 0x10FFFF)) || (code >= 0xD800 && code < 0xE000)) return false;
+    if ((more == 2 && code < 0x800) || (more == 3 && (code < 0x10000 || code > 0x10FFFF)) || (code >= 0xD800 && code < 0xE000))
+      return false;
     i += more + 1;
   }
   return true;
@@ -185,7 +186,8 @@ class Field {
     return list;
   }
   int64_t integer(int64_t least, int64_t most = INT64_MAX) const {
-    if (!json_.is_number_integer() || (json_.is_number_unsigned() && json_.get<uint64_t>() > uint64_t{INT64_MAX})) throw wrong("is no integer");
+    if (!json_.is_number_integer() || (json_.is_number_unsigned() && json_.get<uint64_t>() > uint64_t{INT64_MAX}))
+      throw wrong("is no integer");
     auto v = json_.get<int64_t>();
     if (v < least || v > most) throw wrong(fmt::format("is {}, which is out of range", v));
     return v;
@@ -205,7 +207,9 @@ class Field {
     const auto& hex = json_["hex"].get_ref<const std::string&>();
     std::string bytes;
     for (size_t i = 0; i + 1 < hex.size() + 1; i += 2) {
-      if (i + 1 >= hex.size() || !std::isxdigit(static_cast<unsigned char>(hex[i])) || !std::isxdigit(static_cast<unsigned char>(hex[i + 1]))) throw wrong("is no text");
+      if (i + 1 >= hex.size() || !std::isxdigit(static_cast<unsigned char>(hex[i])) ||
+          !std::isxdigit(static_cast<unsigned char>(hex[i + 1])))
+        throw wrong("is no text");
       bytes += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
     }
     return bytes;
@@ -229,7 +233,8 @@ Type read_type(const Field& f, int depth = 0) {
   Type type;
   std::string kind = f.at("kind").text(), dtype = f.at("dtype").text();
   bool found = false;
-  for (auto k : {Type::Kind::unknown, Type::Kind::tensor, Type::Kind::sparse_tensor, Type::Kind::sequence, Type::Kind::optional, Type::Kind::map})
+  for (auto k :
+       {Type::Kind::unknown, Type::Kind::tensor, Type::Kind::sparse_tensor, Type::Kind::sequence, Type::Kind::optional, Type::Kind::map})
     if (kind == kind_name(k)) type.kind = k, found = true;
   if (!found) throw f.at("kind").wrong("is no kind of type");
   found = false;
@@ -238,7 +243,8 @@ Type read_type(const Field& f, int depth = 0) {
   if (!found) throw f.at("dtype").wrong("is no element type");
   if (f.has("shape")) {
     type.shape.emplace();
-    for (const Field& d : f.at("shape").items()) type.shape->push_back(d.is_null() ? Dim() : d.is_number() ? Dim(d.integer(0)) : Dim(d.text()));
+    for (const Field& d : f.at("shape").items())
+      type.shape->push_back(d.is_null() ? Dim() : d.is_number() ? Dim(d.integer(0)) : Dim(d.text()));
   }
   if (f.has("element")) type.element = std::make_shared<const Type>(read_type(f.at("element"), depth + 1));
   return type;
@@ -309,7 +315,8 @@ Plan plan_from_json(const std::string& source) {
   Field root(json, "");
   int64_t version = root.at("format_version").integer(INT64_MIN);
   if (version != Plan::format_version)
-    throw Error(fmt::format("the plan has format version {}, this program reads {}", version, Plan::format_version), "partition the model again");
+    throw Error(fmt::format("the plan has format version {}, this program reads {}", version, Plan::format_version),
+                "partition the model again");
   Plan plan;
   plan.source_file = root.at("source").at("file").text();
   plan.source_digest = root.at("source").at("digest").text();
@@ -319,7 +326,8 @@ Plan plan_from_json(const std::string& source) {
   plan.structure_only = root.at("structure_only").boolean();
   Field mesh = root.at("mesh");
   plan.mesh = {mesh.at("data").small(1), mesh.at("pipeline").small(1), mesh.at("tensor").small(1)};
-  if (int64_t{plan.mesh.data} * plan.mesh.pipeline > (1 << 20) || int64_t{plan.mesh.data} * plan.mesh.pipeline * plan.mesh.tensor > (1 << 20))
+  if (int64_t{plan.mesh.data} * plan.mesh.pipeline > (1 << 20) ||
+      int64_t{plan.mesh.data} * plan.mesh.pipeline * plan.mesh.tensor > (1 << 20))
     throw mesh.wrong("has too many ranks");
   plan.micro_batches = root.at("micro_batches").small(1);
   plan.batch = root.at("batch").integer(-1);

@@ -15,7 +15,9 @@ namespace {
 
 constexpr std::string_view kLetters = "FBWSRGUD";  // in the order of Action::Kind
 
-bool has_peer(Action::Kind kind) { return kind == Action::Kind::send || kind == Action::Kind::recv; }
+bool has_peer(Action::Kind kind) {
+  return kind == Action::Kind::send || kind == Action::Kind::recv;
+}
 
 }  // namespace
 
@@ -72,7 +74,8 @@ class Verifier {
     return a.kind == Action::Kind::send ? Key{a.stage, a.peer, a.micro_batch} : Key{a.peer, a.stage, a.micro_batch};
   }
   [[noreturn]] void fault(size_t rank, size_t index, const std::string& what) const {
-    throw Error(fmt::format("schedule '{}': rank {}, action {} ({}) {}", schedule_.name, rank, index, to_string(schedule_.ranks[rank][index]), what),
+    throw Error(fmt::format("schedule '{}': rank {}, action {} ({}) {}", schedule_.name, rank, index,
+                            to_string(schedule_.ranks[rank][index]), what),
                 "the schedule cannot run as it is");
   }
   bool needs(int stage, int from) const {
@@ -87,7 +90,8 @@ class Verifier {
       throw Error("a schedule needs at least one stage and one micro-batch, and a rank for each stage");
     for (size_t s = 0; s < stages; ++s) {
       if (problem_.rank_of_stage[s] < 0 || static_cast<size_t>(problem_.rank_of_stage[s]) >= schedule_.ranks.size())
-        throw Error(fmt::format("schedule '{}' has no list for rank {}, which runs stage {}", schedule_.name, problem_.rank_of_stage[s], s));
+        throw Error(
+            fmt::format("schedule '{}' has no list for rank {}, which runs stage {}", schedule_.name, problem_.rank_of_stage[s], s));
       for (int from : problem_.needs[s])
         if (from < 0 || from >= problem_.stages) throw Error(fmt::format("stage {} needs values of stage {}, which there is not", s, from));
     }
@@ -184,7 +188,8 @@ class Verifier {
   std::string waits_for(const Action& a) const {
     if (a.kind == Action::Kind::send) return fmt::format("stage {} never gets to its receive", a.peer);
     for (int from : problem_.needs[static_cast<size_t>(a.stage)])
-      if (rank_of(from) != rank_of(a.stage) && !arrived_.count({from, a.stage, a.micro_batch})) return fmt::format("stage {} never gets to its send", from);
+      if (rank_of(from) != rank_of(a.stage) && !arrived_.count({from, a.stage, a.micro_batch}))
+        return fmt::format("stage {} never gets to its send", from);
     return "nothing lets it go on";
   }
 
@@ -196,6 +201,8 @@ class Verifier {
 
 }  // namespace
 
-void verify(const Schedule& schedule, const ScheduleProblem& problem) { Verifier(schedule, problem).run(); }
+void verify(const Schedule& schedule, const ScheduleProblem& problem) {
+  Verifier(schedule, problem).run();
+}
 
 }  // namespace fretsaw

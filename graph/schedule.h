@@ -14,9 +14,9 @@ namespace fretsaw {
 struct Action {
   enum class Kind : uint8_t { forward, backward, weight, send, recv, reduce, step, free };
   Kind kind = Kind::forward;
-  int stage = 0;        // the stage that acts: the sender of a send, the receiver of a recv
+  int stage = 0;  // the stage that acts: the sender of a send, the receiver of a recv
   int micro_batch = 0;
-  int peer = -1;        // send: the stage it goes to; recv: the stage it comes from; else -1
+  int peer = -1;  // send: the stage it goes to; recv: the stage it comes from; else -1
   bool operator==(const Action&) const = default;
 };
 // "0F1" stage 0, forward, micro-batch 1; likewise B (backward), W (weight gradients), G (reduce gradients), U (optimizer step).
@@ -25,8 +25,8 @@ std::string to_string(const Action& action);
 Action parse_action(const std::string& text);  // throws Error
 
 struct Schedule {
-  std::string name;                         // "gpipe"
-  std::vector<std::vector<Action>> ranks;   // one list a pipeline rank (ranks of other mesh axes follow the same list)
+  std::string name;                        // "gpipe"
+  std::vector<std::vector<Action>> ranks;  // one list a pipeline rank (ranks of other mesh axes follow the same list)
 };
 
 // What the schedule must respect: stage -> stages it needs values from (direct routes; skips included).

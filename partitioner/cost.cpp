@@ -57,7 +57,8 @@ std::string why_not_sent(const Type& type) {
 }
 
 bool is_random(const Node& node) {
-  static constexpr std::array<std::string_view, 6> kOps = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"};
+  static constexpr std::array<std::string_view, 6> kOps = {"RandomNormal",      "RandomNormalLike", "RandomUniform",
+                                                           "RandomUniformLike", "Bernoulli",        "Multinomial"};
   if (one_of(node, kOps) || (node.is("Dropout") && node.input(2))) return true;
   if (const OperatorRecord* record = find_operator(node.op, node.domain); record && record->random) return true;
   for (const GraphPtr& body : bodies(node))
@@ -102,6 +103,8 @@ Cost cost_of(const std::vector<const Node*>& nodes, const Target& target) {
   return cost;
 }
 
-double transfer_us(double bytes, const Target& target) { return bytes > 0 ? target.link_latency_us + bytes / target.link_bytes_per_us : 0; }
+double transfer_us(double bytes, const Target& target) {
+  return bytes > 0 ? target.link_latency_us + bytes / target.link_bytes_per_us : 0;
+}
 
 }  // namespace fretsaw

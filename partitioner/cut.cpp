@@ -16,7 +16,7 @@ constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 class Lists {
  public:
   Lists() = default;
-  Lists(size_t units, const std::vector<CutValue>& values, int CutValue::* unit) : first_(units + 1, 0), values_(values.size()) {
+  Lists(size_t units, const std::vector<CutValue>& values, int CutValue::*unit) : first_(units + 1, 0), values_(values.size()) {
     for (const CutValue& v : values) ++first_[static_cast<size_t>(v.*unit) + 1];
     for (size_t i = 1; i < first_.size(); ++i) first_[i] += first_[i - 1];
     std::vector<size_t> next(first_.begin(), first_.end() - 1);
@@ -70,7 +70,8 @@ class Cutter {
   // A cut no stage of which is slower than `limit_us` or larger than `memory`; empty when there is none.
   std::vector<int> within(double limit_us, double memory) {
     auto n = static_cast<size_t>(n_);
-    std::vector<std::vector<int>> start(static_cast<size_t>(p_.stages), std::vector<int>(n + 1, -1));  // [stage][end] -> where that stage starts
+    std::vector<std::vector<int>> start(static_cast<size_t>(p_.stages),
+                                        std::vector<int>(n + 1, -1));  // [stage][end] -> where that stage starts
     std::vector<char> reached(n + 1, 0);
     reached[0] = 1;
     for (int k = 0; k < p_.stages; ++k) reached = sweep(reached, limit_us, memory, start[static_cast<size_t>(k)]);
@@ -103,7 +104,8 @@ class Cutter {
     for (int k = 0; k < p_.stages; ++k) {
       next.assign(n + 1, kNoLimit);
       int last = n_ - (p_.stages - 1 - k);
-      for (int end = k + 1 == p_.stages ? n_ : k + 1; end <= last; ++end) scan_starts(end, limit_us, memory, best, next, start[static_cast<size_t>(k)]);
+      for (int end = k + 1 == p_.stages ? n_ : k + 1; end <= last; ++end)
+        scan_starts(end, limit_us, memory, best, next, start[static_cast<size_t>(k)]);
       best.swap(next);
     }
     if (best[n] == kNoLimit) return {};
@@ -165,7 +167,8 @@ class Cutter {
     return reached;
   }
 
-  void scan_starts(int end, double limit_us, double memory, const std::vector<double>& best, std::vector<double>& next, std::vector<int>& start) {
+  void scan_starts(int end, double limit_us, double memory, const std::vector<double>& best, std::vector<double>& next,
+                   std::vector<int>& start) {
     double bytes = 0, weight_bytes = 0, active = 0;
     ++stamp_;
     seen_.resize(p_.weight_bytes.size(), 0);
@@ -196,10 +199,10 @@ class Cutter {
 
   const CutProblem& p_;
   int n_;
-  Lists made_, ends_;                          // values by the unit that makes them, and by their last user
-  std::vector<double> live_;                   // [end]: bytes made before `end` and used at or after it
-  std::vector<double> active_;                 // [unit]: bytes alive while it runs
-  std::vector<double> prefix_;                 // of time
+  Lists made_, ends_;           // values by the unit that makes them, and by their last user
+  std::vector<double> live_;    // [end]: bytes made before `end` and used at or after it
+  std::vector<double> active_;  // [unit]: bytes alive while it runs
+  std::vector<double> prefix_;  // of time
   std::vector<uint32_t> seen_;
   uint32_t stamp_ = 0;
 };

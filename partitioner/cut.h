@@ -3,9 +3,9 @@
 //   units    a  b  c  d          values  a->b 4 bytes, a->d 2, b->c 8, c->d 1
 //   2 stages: |a b|c d| sends 8 + 2, |a b c|d| sends 1 + 2, |a|b c d| sends 4 + 2
 //
-// A stage's cost is its units' time and the time to send what later stages take from it. For a fixed end, cost and memory only shrink when the
-// start moves right: so for a limit T, the best start for an end is the rightmost one that can be reached, one sweep finds all ends that can
-// be reached with k stages, and a search over T finds the optimum in O(units * stages) a step.
+// A stage's cost is its units' time and the time to send what later stages take from it. For a fixed end, cost and memory only shrink when
+// the start moves right: so for a limit T, the best start for an end is the rightmost one that can be reached, one sweep finds all ends
+// that can be reached with k stages, and a search over T finds the optimum in O(units * stages) a step.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -20,16 +20,16 @@ struct CutValue {
 };
 struct CutProblem {
   int stages = 1;
-  std::vector<double> time_us;                 // of each unit, in an order that is legal to run
-  std::vector<std::vector<int>> weights;       // of each unit: numbers of weights, each once
-  std::vector<int64_t> weight_bytes;           // of each weight
+  std::vector<double> time_us;            // of each unit, in an order that is legal to run
+  std::vector<std::vector<int>> weights;  // of each unit: numbers of weights, each once
+  std::vector<int64_t> weight_bytes;      // of each weight
   std::vector<CutValue> values;
   double link_bytes_per_us = 1, link_latency_us = 0;
-  std::optional<int64_t> memory_bytes;         // weights and the most activations alive at once, of each stage
+  std::optional<int64_t> memory_bytes;  // weights and the most activations alive at once, of each stage
 };
 struct Cut {
-  std::vector<int> ends;       // of each stage: one past its last unit
-  double slowest_us = 0;       // time and sending of the slowest stage
+  std::vector<int> ends;  // of each stage: one past its last unit
+  double slowest_us = 0;  // time and sending of the slowest stage
 };
 // nullopt: no cut has so many stages, none of them empty, within the memory.
 std::optional<Cut> find_cut(const CutProblem& problem);

@@ -20,8 +20,10 @@ namespace fretsaw {
 namespace {
 
 void check_options(const PartitionOptions& o) {
-  if (o.mesh.data < 1 || o.mesh.pipeline < 1 || o.mesh.tensor < 1) throw Error("a mesh axis is below 1", "give each axis at least one rank", ErrorCode::usage);
-  if (o.mesh.tensor > 1) throw Error(fmt::format("a mesh with tensor={} is not supported", o.mesh.tensor), "use pipeline=N", ErrorCode::usage);
+  if (o.mesh.data < 1 || o.mesh.pipeline < 1 || o.mesh.tensor < 1)
+    throw Error("a mesh axis is below 1", "give each axis at least one rank", ErrorCode::usage);
+  if (o.mesh.tensor > 1)
+    throw Error(fmt::format("a mesh with tensor={} is not supported", o.mesh.tensor), "use pipeline=N", ErrorCode::usage);
   if (o.mesh.data > 1) throw Error(fmt::format("a mesh with data={} is not supported", o.mesh.data), "use pipeline=N", ErrorCode::usage);
   if (o.micro_batches < 1) throw Error(fmt::format("{} micro-batches are asked for", o.micro_batches), "use at least 1", ErrorCode::usage);
   if (o.memory_bytes && *o.memory_bytes <= 0) throw Error("--memory is not positive", "give the memory of one device", ErrorCode::usage);
@@ -86,8 +88,8 @@ BatchFacts divide_batch(Model& model, const PartitionOptions& options) {
   return facts;
 }
 
-// A likely size of an input's dimension that has no number: one sample, a sentence of 128, an image of 224. Where two dimensions have one symbol
-// they get one size.
+// A likely size of an input's dimension that has no number: one sample, a sentence of 128, an image of 224. Where two dimensions have one
+// symbol they get one size.
 int64_t likely_size(const Shape& shape, size_t axis, std::map<std::string, int64_t>& sizes) {
   const Dim& d = shape[axis];
   if (d.known()) return d.value;
@@ -96,9 +98,10 @@ int64_t likely_size(const Shape& shape, size_t axis, std::map<std::string, int64
   return sizes.try_emplace(d.symbol, likely).first->second;
 }
 
-// A copy of the model whose inputs have numbers for sizes: what the cut is balanced for. Nodes stand at the same positions. With a batch that was
-// made symbolic they are those of the largest micro-batch.
-Model at_likely_sizes(const Model& model, const BatchFacts& facts, const std::map<std::string, Dims>& whole, int parts, std::vector<std::string>& notes) {
+// A copy of the model whose inputs have numbers for sizes: what the cut is balanced for. Nodes stand at the same positions. With a batch
+// that was made symbolic they are those of the largest micro-batch.
+Model at_likely_sizes(const Model& model, const BatchFacts& facts, const std::map<std::string, Dims>& whole, int parts,
+                      std::vector<std::string>& notes) {
   Model sized = clone(model);
   std::map<std::string, Dims> shapes;
   std::map<std::string, int64_t> sizes;
@@ -149,7 +152,8 @@ std::optional<int64_t> memory_limit(const PartitionOptions& options, const Targe
 
 Error too_many_stages(int wanted, size_t possible, const std::string& tied_by) {
   std::string why = tied_by.empty() ? "" : fmt::format(" (nodes around {} stay together)", tied_by);
-  return Error(fmt::format("{} stages are asked for and {} {} possible{}", wanted, possible, possible == 1 ? "is" : "are", why), "use fewer stages");
+  return Error(fmt::format("{} stages are asked for and {} {} possible{}", wanted, possible, possible == 1 ? "is" : "are", why),
+               "use fewer stages");
 }
 
 StageAssignment automatic_assignment(const GraphIndex& index, const SizedGraph& sized, int stages, std::optional<int64_t> memory) {
@@ -157,7 +161,8 @@ StageAssignment automatic_assignment(const GraphIndex& index, const SizedGraph& 
   std::optional<CutProblem> problem;
   // Whole groups where they suffice; else groups are opened, and then even nodes that could be copied count. Last bits come last.
   using Groups = UnitOptions::Groups;
-  for (UnitOptions options : {UnitOptions{Groups::whole, false}, {Groups::same_bits, false}, {Groups::same_bits, true}, {Groups::anywhere, true}}) {
+  for (UnitOptions options :
+       {UnitOptions{Groups::whole, false}, {Groups::same_bits, false}, {Groups::same_bits, true}, {Groups::anywhere, true}}) {
     units = make_units(index, sized, options);
     if (static_cast<int>(units.members.size()) < stages) continue;
     problem = make_cut_problem(units, sized);
@@ -168,7 +173,8 @@ StageAssignment automatic_assignment(const GraphIndex& index, const SizedGraph& 
   problem->memory_bytes = memory;
   std::optional<Cut> cut = find_cut(*problem);
   if (!cut)
-    throw Error(fmt::format("the model does not fit: {} stages need {} bytes on a device, and {} are available", stages, least_memory_bytes(*problem), memory.value_or(0)),
+    throw Error(fmt::format("the model does not fit: {} stages need {} bytes on a device, and {} are available", stages,
+                            least_memory_bytes(*problem), memory.value_or(0)),
                 "use more stages, or devices with more memory");
   StageAssignment a;
   a.stages = stages;
@@ -191,7 +197,8 @@ StageAssignment single_stage(const GraphIndex& index) {
   return a;
 }
 
-StageAssignment assign(const GraphIndex& index, const Graph& costed, const Graph& source, const PartitionOptions& options, const Target& target, int stages) {
+StageAssignment assign(const GraphIndex& index, const Graph& costed, const Graph& source, const PartitionOptions& options,
+                       const Target& target, int stages) {
   if (stages == 1) return single_stage(index);
   std::optional<GraphIndex> other;
   if (&costed != &index.graph) other.emplace(costed);
@@ -206,8 +213,9 @@ void check_memory(const Plan& plan, std::optional<int64_t> memory) {
   for (size_t s = 0; s < plan.stages.size(); ++s) {
     int64_t needed = plan.stages[s].weight_bytes + plan.stages[s].activation_bytes;
     if (needed > *memory)
-      throw Error(fmt::format("stage {} needs {} bytes ({} of weights), and {} are available", s, needed, plan.stages[s].weight_bytes, *memory),
-                  "use more stages, or devices with more memory");
+      throw Error(
+          fmt::format("stage {} needs {} bytes ({} of weights), and {} are available", s, needed, plan.stages[s].weight_bytes, *memory),
+          "use more stages, or devices with more memory");
   }
 }
 

@@ -94,8 +94,10 @@ Schedule make_schedule(const std::string& name, const ScheduleProblem& problem) 
   static constexpr std::array<std::string_view, 4> kTraining = {"1f1b", "interleaved", "zero-bubble-h1", "zero-bubble-h2"};
   if (name == "gpipe") return gpipe(problem);
   if (std::find(kTraining.begin(), kTraining.end(), name) != kTraining.end())
-    throw Error("schedule '" + name + "' orders forward and backward passes and needs training", "use gpipe for inference", ErrorCode::usage);
-  throw Error("there is no schedule '" + name + "'", "the schedules are gpipe, 1f1b, interleaved, zero-bubble-h1 and zero-bubble-h2", ErrorCode::usage);
+    throw Error("schedule '" + name + "' orders forward and backward passes and needs training", "use gpipe for inference",
+                ErrorCode::usage);
+  throw Error("there is no schedule '" + name + "'", "the schedules are gpipe, 1f1b, interleaved, zero-bubble-h1 and zero-bubble-h2",
+              ErrorCode::usage);
 }
 
 }  // namespace fretsaw

@@ -6,8 +6,8 @@
 
 namespace fretsaw {
 
-// Fill and drain: every stage runs micro-batches 0, 1, 2, ... forward. Receives are posted one micro-batch ahead and a micro-batch is dropped
-// only after the next one ran, so that moving values and computing overlap:
+// Fill and drain: every stage runs micro-batches 0, 1, 2, ... forward. Receives are posted one micro-batch ahead and a micro-batch is
+// dropped only after the next one ran, so that moving values and computing overlap:
 //   2 stages, 2 micro-batches   rank 0: 0F0 0S0>1 0F1 0D0 0S1>1 0D1      rank 1: 1R0<0 1R1<0 1F0 1D0 1F1 1D1
 Schedule gpipe(const ScheduleProblem& problem);
 

@@ -11,7 +11,8 @@ namespace {
 
 class Player {
  public:
-  explicit Player(const Plan& plan) : plan_(plan), problem_(schedule_problem(plan)), now_(plan.schedule.ranks.size(), 0), at_(now_.size(), 0) {
+  explicit Player(const Plan& plan)
+      : plan_(plan), problem_(schedule_problem(plan)), now_(plan.schedule.ranks.size(), 0), at_(now_.size(), 0) {
     result_.ranks.resize(now_.size());
     alive_.resize(now_.size());
     for (const Route& r : plan.routes) {
@@ -128,6 +129,8 @@ class Player {
 
 }  // namespace
 
-Simulation simulate(const Plan& plan) { return Player(plan).run(); }
+Simulation simulate(const Plan& plan) {
+  return Player(plan).run();
+}
 
 }  // namespace fretsaw

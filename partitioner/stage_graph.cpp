@@ -15,7 +15,8 @@ constexpr int64_t kLeastIrVersion = 10;  // the first with node metadata, which 
 
 class StageBuilder {
  public:
-  StageBuilder(const Model& model, StageParts& parts, int stage) : parts_(parts), model_(std::make_shared<Model>()), graph_(std::make_shared<Graph>()) {
+  StageBuilder(const Model& model, StageParts& parts, int stage)
+      : parts_(parts), model_(std::make_shared<Model>()), graph_(std::make_shared<Graph>()) {
     model_->ir_version = std::max(model.ir_version, kLeastIrVersion);
     model_->opsets = model.opsets;
     model_->opsets[kCommunicationDomain] = 1;
@@ -135,9 +136,15 @@ std::string name_of(const std::vector<Border>& borders, int tag) {
 
 }  // namespace
 
-std::string StageParts::name_of_send(int tag) const { return name_of(sends, tag); }
-std::string StageParts::name_of_receive(int tag) const { return name_of(receives, tag); }
+std::string StageParts::name_of_send(int tag) const {
+  return name_of(sends, tag);
+}
+std::string StageParts::name_of_receive(int tag) const {
+  return name_of(receives, tag);
+}
 
-std::shared_ptr<Model> build_stage_graph(const Model& model, StageParts& parts, int stage) { return StageBuilder(model, parts, stage).build(); }
+std::shared_ptr<Model> build_stage_graph(const Model& model, StageParts& parts, int stage) {
+  return StageBuilder(model, parts, stage).build();
+}
 
 }  // namespace fretsaw

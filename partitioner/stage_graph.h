@@ -15,9 +15,9 @@ struct Border {
   std::string name;        // the graph input or output in the stage's graph, once it is built
 };
 struct StageParts {
-  std::vector<Node*> nodes;      // of the source graph, in running order
-  std::vector<Value*> inputs;    // of the source graph, in its order
-  std::vector<Value*> outputs;   // the source's outputs that this stage gives
+  std::vector<Node*> nodes;     // of the source graph, in running order
+  std::vector<Value*> inputs;   // of the source graph, in its order
+  std::vector<Value*> outputs;  // the source's outputs that this stage gives
   std::vector<Border> receives, sends;
 
   std::string name_of_send(int tag) const;

@@ -30,11 +30,13 @@ void check_assignment(const GraphIndex& index, const StageAssignment& a) {
   for (const auto& [edge, value] : crossing) {
     auto back = crossing.find({edge.second, edge.first});
     if (back != crossing.end())
-      throw Error(fmt::format("stages {} and {} would depend on each other: stage {} needs '{}' of stage {}, which needs '{}' of stage {}", edge.first, edge.second,
-                              edge.second, value->source_name(), edge.first, back->second->source_name(), edge.second),
-                  "cut so that values only go to later stages");
+      throw Error(
+          fmt::format("stages {} and {} would depend on each other: stage {} needs '{}' of stage {}, which needs '{}' of stage {}",
+                      edge.first, edge.second, edge.second, value->source_name(), edge.first, back->second->source_name(), edge.second),
+          "cut so that values only go to later stages");
     if (edge.first > edge.second)
-      throw Error(fmt::format("stage {} would need '{}' of the later stage {}", edge.second, value->source_name(), edge.first), "cut so that values only go to later stages");
+      throw Error(fmt::format("stage {} would need '{}' of the later stage {}", edge.second, value->source_name(), edge.first),
+                  "cut so that values only go to later stages");
   }
   for (int s = 0; s < a.stages; ++s)
     if (nodes[static_cast<size_t>(s)] == 0) throw Error(fmt::format("stage {} would be empty", s), "use fewer stages, or cut elsewhere");
@@ -45,7 +47,8 @@ namespace {
 // Decides for every stage which copies it needs and which values it receives.
 class Placement {
  public:
-  Placement(const GraphIndex& index, const StageAssignment& a) : index_(index), a_(a), stages_(static_cast<size_t>(a.stages)), has_(stages_.size()) {
+  Placement(const GraphIndex& index, const StageAssignment& a)
+      : index_(index), a_(a), stages_(static_cast<size_t>(a.stages)), has_(stages_.size()) {
     for (auto& h : has_) h.assign(index.nodes.size(), 0);
     for (size_t i = 0; i < index.nodes.size(); ++i)
       if (a.stage_of[i] >= 0) has_[static_cast<size_t>(a.stage_of[i])][i] = 1;
@@ -57,8 +60,10 @@ class Placement {
           Value* v = index.uses[i][k];
           int p = index.producers[i][k];
           int from = p < 0 ? -1 : a.stage_of[static_cast<size_t>(p)];
-          if (p >= 0 && from < 0) later.push_back({v, a.stage_of[i]});
-          else if (from != a.stage_of[i]) require(v, a.stage_of[i]);
+          if (p >= 0 && from < 0)
+            later.push_back({v, a.stage_of[i]});
+          else if (from != a.stage_of[i])
+            require(v, a.stage_of[i]);
         }
     for (auto [v, s] : later) require(v, s);
     place_outputs();
@@ -111,7 +116,8 @@ class Placement {
     if (from == stage || !received_.insert({v, stage}).second) return;
     std::string why = why_not_sent(v->type);
     if (!why.empty())
-      throw Error(fmt::format("value '{}' would go from stage {} to stage {}, but {}", v->source_name(), from, stage, why), "cut the model elsewhere");
+      throw Error(fmt::format("value '{}' would go from stage {} to stage {}, but {}", v->source_name(), from, stage, why),
+                  "cut the model elsewhere");
     stages_[static_cast<size_t>(stage)].receives.push_back({const_cast<Value*>(v), from});
     stages_[static_cast<size_t>(from)].sends.push_back({const_cast<Value*>(v), stage});
   }
@@ -160,7 +166,8 @@ class Placement {
   std::set<std::pair<const Value*, int>> inputs_, received_;
 };
 
-// A group whose nodes are not all in one stage is one no more; what stays together with its contraction is. Notes where that may change bits.
+// A group whose nodes are not all in one stage is one no more; what stays together with its contraction is. Notes where that may change
+// bits.
 void split_groups(const GraphIndex& index, const StageAssignment& a, std::vector<std::string>& notes) {
   std::map<int, int> first_stage;
   for (int position : a.order) {
@@ -169,11 +176,13 @@ void split_groups(const GraphIndex& index, const StageAssignment& a, std::vector
     int stage = a.stage_of[static_cast<size_t>(position)];
     auto [it, is_new] = first_stage.try_emplace(node.group, stage);
     if (is_new || it->second == stage) continue;
-    bool first_apart = node.input(0) && std::any_of(index.producers[static_cast<size_t>(position)].begin(), index.producers[static_cast<size_t>(position)].end(), [&](int p) {
-      return p >= 0 && index.nodes[static_cast<size_t>(p)]->group == node.group;
-    });
+    bool first_apart = node.input(0) && std::any_of(index.producers[static_cast<size_t>(position)].begin(),
+                                                    index.producers[static_cast<size_t>(position)].end(), [&](int p) {
+                                                      return p >= 0 && index.nodes[static_cast<size_t>(p)]->group == node.group;
+                                                    });
     if (first_apart && !may_split_before(node))
-      notes.push_back(fmt::format("the cut before '{}' ({}) goes through a fused kernel: last bits may differ from the whole model's", node.name, node.op));
+      notes.push_back(fmt::format("the cut before '{}' ({}) goes through a fused kernel: last bits may differ from the whole model's",
+                                  node.name, node.op));
     node.group = -1;
   }
 }
@@ -196,8 +205,8 @@ void note_shared_weights(const std::vector<PlanGraph>& graphs, std::vector<std::
   std::map<std::string, std::string> lines;
   for (const auto& [tensor, entry] : users)
     if (entry.second.size() > 1)
-      lines[entry.first] = fmt::format("weight '{}' ({}) is used in stages {}: each keeps a copy", entry.first, readable_bytes(static_cast<double>(tensor->bytes())),
-                                       fmt::join(entry.second, ", "));
+      lines[entry.first] = fmt::format("weight '{}' ({}) is used in stages {}: each keeps a copy", entry.first,
+                                       readable_bytes(static_cast<double>(tensor->bytes())), fmt::join(entry.second, ", "));
   size_t shown = 0;
   for (const auto& [name, line] : lines) {
     if (++shown > 10) {
@@ -256,7 +265,8 @@ void build_stages(const Model& model, const GraphIndex& index, const StageAssign
 
 namespace {
 
-// The most bytes of values alive at once, in running order; inputs from the start, outputs to the end. Send and Recv pass on what they take.
+// The most bytes of values alive at once, in running order; inputs from the start, outputs to the end. Send and Recv pass on what they
+// take.
 int64_t peak_activation_bytes(const Graph& graph) {
   size_t n = graph.nodes.size();
   std::unordered_map<const Value*, size_t> last;
@@ -302,8 +312,10 @@ void estimate_stages(Plan& plan, const Target& target) {
     };
     for (const Node* node : g.model->graph->nodes) {
       if (node->domain == kCommunicationDomain) continue;
-      if (node->group >= 0) groups[node->group].push_back(node);
-      else add({node});
+      if (node->group >= 0)
+        groups[node->group].push_back(node);
+      else
+        add({node});
     }
     for (const auto& [id, nodes] : groups) add(nodes);
     std::set<const Tensor*> weights;

@@ -7,11 +7,11 @@ namespace fretsaw {
 
 struct Target {
   std::string name = "cpu";
-  double flops_per_us = 0;         // float32 multiply-adds count two
-  double half_flops_per_us = 0;    // float16 and bfloat16
+  double flops_per_us = 0;       // float32 multiply-adds count two
+  double half_flops_per_us = 0;  // float16 and bfloat16
   double memory_bytes_per_us = 0;
-  double launch_us = 0;            // what starting one kernel costs
-  double link_bytes_per_us = 0;    // from rank to rank
+  double launch_us = 0;          // what starting one kernel costs
+  double link_bytes_per_us = 0;  // from rank to rank
   double link_latency_us = 0;
   std::optional<int64_t> memory_bytes;  // of one device; nullopt: not limited
 };

@@ -125,7 +125,8 @@ Quotient quotient(const GraphIndex& index, Clusters& clusters) {
   q.uses.resize(q.members.size());
   for (size_t i = 0; i < n; ++i)
     for (int p : index.producers[i]) {
-      if (p >= 0 && q.cluster_of[static_cast<size_t>(p)] != q.cluster_of[i]) q.uses[static_cast<size_t>(q.cluster_of[i])].push_back(q.cluster_of[static_cast<size_t>(p)]);
+      if (p >= 0 && q.cluster_of[static_cast<size_t>(p)] != q.cluster_of[i])
+        q.uses[static_cast<size_t>(q.cluster_of[i])].push_back(q.cluster_of[static_cast<size_t>(p)]);
     }
   for (auto& u : q.uses) {
     std::sort(u.begin(), u.end());
@@ -156,8 +157,10 @@ bool join_circles(const Quotient& q, Clusters& clusters) {
       if (edge < q.uses[a].size()) {
         int to = q.uses[a][edge];
         ++calls.back().second;
-        if (number[static_cast<size_t>(to)] < 0) calls.push_back({to, 0});
-        else if (on_stack[static_cast<size_t>(to)]) low[a] = std::min(low[a], number[static_cast<size_t>(to)]);
+        if (number[static_cast<size_t>(to)] < 0)
+          calls.push_back({to, 0});
+        else if (on_stack[static_cast<size_t>(to)])
+          low[a] = std::min(low[a], number[static_cast<size_t>(to)]);
         continue;
       }
       calls.pop_back();
@@ -258,7 +261,9 @@ void float_cheap(const SizedGraph& sized, const Quotient& q, const std::vector<c
   Edges users(n);
   for (size_t c = 0; c < n; ++c)
     for (int u : q.uses[c]) users[static_cast<size_t>(u)].push_back(static_cast<int>(c));
-  auto cheap = [&](size_t c) { return q.members[c].size() == 1 && (copied[static_cast<size_t>(q.members[c][0])] || time[c] < 2e-3 * total); };
+  auto cheap = [&](size_t c) {
+    return q.members[c].size() == 1 && (copied[static_cast<size_t>(q.members[c][0])] || time[c] < 2e-3 * total);
+  };
   std::vector<int> key(n);
   for (size_t i = 0; i < n; ++i) key[static_cast<size_t>(order[i])] = static_cast<int>(i);
   for (size_t i = n; i-- > 0;) {
@@ -271,7 +276,8 @@ void float_cheap(const SizedGraph& sized, const Quotient& q, const std::vector<c
   }
   for (size_t i = 0; i < n; ++i) {
     auto c = static_cast<size_t>(order[i]);
-    if (q.uses[c].empty() || key[c] != static_cast<int>(i) || !cheap(c) || grows[c] >= 0 || copied[static_cast<size_t>(q.members[c][0])]) continue;
+    if (q.uses[c].empty() || key[c] != static_cast<int>(i) || !cheap(c) || grows[c] >= 0 || copied[static_cast<size_t>(q.members[c][0])])
+      continue;
     int last = 0;
     for (int u : q.uses[c]) last = std::max(last, key[static_cast<size_t>(u)]);
     key[c] = last;
@@ -344,9 +350,11 @@ CutProblem make_cut_problem(const Units& units, const SizedGraph& sized) {
       }
     }
     // Nodes that only share a unit run one by one: their costs add up. A fusion group is one kernel.
-    bool fused = nodes.size() > 1 && std::all_of(nodes.begin(), nodes.end(), [&](const Node* n) { return n->group >= 0 && n->group == nodes[0]->group; });
+    bool fused = nodes.size() > 1 &&
+                 std::all_of(nodes.begin(), nodes.end(), [&](const Node* n) { return n->group >= 0 && n->group == nodes[0]->group; });
     double us = 0;
-    if (fused) us = cost_of(nodes, sized.target).time_us;
+    if (fused)
+      us = cost_of(nodes, sized.target).time_us;
     else
       for (int m : units.members[u]) us += sized.costs[static_cast<size_t>(m)].time_us;
     problem.time_us.push_back(us);

@@ -15,13 +15,13 @@ namespace fretsaw {
 // A graph as arrays: nodes by their position, and for each what it uses.
 struct GraphIndex {
   explicit GraphIndex(const Graph& graph);
-  int producer(const Value* value) const;     // position of the node; -1: an input or constant
+  int producer(const Value* value) const;  // position of the node; -1: an input or constant
   bool is_fixed(const Value* value) const { return value->constant && !inputs.count(value); }  // no input can override it
 
   const Graph& graph;
   std::vector<Node*> nodes;
-  std::vector<std::vector<Value*>> uses;      // inputs and what bodies use from outside, each once
-  std::vector<std::vector<int>> producers;    // of each of them: producer(value)
+  std::vector<std::vector<Value*>> uses;    // inputs and what bodies use from outside, each once
+  std::vector<std::vector<int>> producers;  // of each of them: producer(value)
   std::unordered_map<const Node*, int> position;
   std::unordered_set<const Value*> inputs;
 };
@@ -35,17 +35,18 @@ struct SizedGraph {
 };
 
 struct UnitOptions {
-  // Where fusion groups may be cut: nowhere, where the parts give the same bits unfused, or also before activations, whose last bits may differ.
+  // Where fusion groups may be cut: nowhere, where the parts give the same bits unfused, or also before activations, whose last bits may
+  // differ.
   enum class Groups : uint8_t { whole, same_bits, anywhere } groups = Groups::whole;
   bool count_copied = false;  // nodes that could be copied into every stage are units too
 };
 // Units are fusion groups, single nodes, and sets of nodes that values which can't be sent (sequences, strings) tie together.
 // Nodes that depend only on constants and shapes belong to no unit: each stage that needs them gets a copy.
 struct Units {
-  std::vector<int> order;                    // positions of all nodes, a unit's nodes together; legal to run
-  std::vector<int> unit_of;                  // of each node, by position; -1: copied
-  std::vector<std::vector<int>> members;     // of each unit: positions, in running order. Units are in running order
-  std::string tied_by;                       // a value that ties nodes together and why: "'s', it is a sequence"
+  std::vector<int> order;                 // positions of all nodes, a unit's nodes together; legal to run
+  std::vector<int> unit_of;               // of each node, by position; -1: copied
+  std::vector<std::vector<int>> members;  // of each unit: positions, in running order. Units are in running order
+  std::string tied_by;                    // a value that ties nodes together and why: "'s', it is a sequence"
 };
 Units make_units(const GraphIndex& index, const SizedGraph& sized, const UnitOptions& options = {});
 

@@ -43,7 +43,9 @@ class UserCut {
     auto maker = makers_.find(name);
     if (maker != makers_.end()) return assign_ancestors({maker->second}, stage, stage_of);
     const Value* value = find_in_source(name);
-    if (!value) throw Error(fmt::format("--cut names '{}', and there is no such value{}", name, similar(name)), "name a value of the model", ErrorCode::usage);
+    if (!value)
+      throw Error(fmt::format("--cut names '{}', and there is no such value{}", name, similar(name)), "name a value of the model",
+                  ErrorCode::usage);
     if (!value->producer)
       throw Error(fmt::format("--cut names '{}', which no node makes", name), "name the result of a node", ErrorCode::usage);
     std::vector<int> nodes;
@@ -130,9 +132,11 @@ StageAssignment user_assignment(const GraphIndex& index, const Graph& source, co
   }
   for (size_t s = 0; s < all.size(); ++s)
     if (all[s] == 0)
-      throw Error(s < cuts.size() ? fmt::format("--cut {} leaves stage {} empty: the stages before it make its values already", fmt::join(cuts[s], ","), s)
-                                  : fmt::format("--cut {} leaves the last stage empty: nothing comes after it", fmt::join(cuts.back(), ",")),
-                  "name the cuts in running order, each after the one before", ErrorCode::usage);
+      throw Error(
+          s < cuts.size()
+              ? fmt::format("--cut {} leaves stage {} empty: the stages before it make its values already", fmt::join(cuts[s], ","), s)
+              : fmt::format("--cut {} leaves the last stage empty: nothing comes after it", fmt::join(cuts.back(), ",")),
+          "name the cuts in running order, each after the one before", ErrorCode::usage);
   // A stage that would hold nothing but copies keeps them as its own.
   if (std::find(own.begin(), own.end(), 0) == own.end())
     for (size_t i = 0; i < copied.size(); ++i)

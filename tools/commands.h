@@ -23,4 +23,7 @@ void add_train(CLI::App& app, Outcome& outcome);
 void add_bench(CLI::App& app, Outcome& outcome);
 void add_devices(CLI::App& app, Outcome& outcome);
 
+// The whole program: parses the arguments, runs the subcommand, reports any error. Returns the process's exit code.
+int run_command_line(int argc, char** argv);
+
 }  // namespace fretsaw

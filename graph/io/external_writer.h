@@ -16,7 +16,7 @@ namespace fretsaw {
 class ExternalWriter {
  public:
   explicit ExternalWriter(const std::string& path);  // replaces a file of that name; throws Error
-  ~ExternalWriter();                                  // without finish() the file is left incomplete
+  ~ExternalWriter();                                 // without finish() the file is left incomplete
   ExternalWriter(const ExternalWriter&) = delete;
   ExternalWriter& operator=(const ExternalWriter&) = delete;
 
@@ -35,10 +35,10 @@ class ExternalWriter {
 
   std::string path_;
   int file_ = -1;
-  uint64_t end_ = 0;                     // where the next tensor may start
-  std::vector<std::byte> buffer_;        // small tensors are written together
-  uint64_t buffer_offset_ = 0;           // where the buffer's bytes go
-  std::map<std::string, int> sources_;   // files that weights are copied from, opened once
+  uint64_t end_ = 0;                    // where the next tensor may start
+  std::vector<std::byte> buffer_;       // small tensors are written together
+  uint64_t buffer_offset_ = 0;          // where the buffer's bytes go
+  std::map<std::string, int> sources_;  // files that weights are copied from, opened once
 };
 
 // The offset at or after `end` at which a tensor of this size is laid.

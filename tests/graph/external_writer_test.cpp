@@ -37,7 +37,8 @@ TEST(ExternalWriter, LaysTensorsAtAlignedOffsets) {
   generated->generate = [](uint64_t first, std::span<std::byte> bytes) {
     for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>((first + i) % 251);
   };
-  std::vector<std::shared_ptr<Tensor>> tensors = {counting(5, 1), mapped, counting(0, 0), counting(1000, 9), generated, large, counting(70000, 4), counting(1, 77)};
+  std::vector<std::shared_ptr<Tensor>> tensors = {counting(5, 1), mapped, counting(0, 0),     counting(1000, 9),
+                                                  generated,      large,  counting(70000, 4), counting(1, 77)};
   std::vector<uint64_t> offsets;
   ExternalWriter writer(path);
   for (const auto& t : tensors) offsets.push_back(writer.append(*t));

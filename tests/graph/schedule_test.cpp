@@ -18,8 +18,10 @@ Schedule parse(const std::string& text) {
   schedule.ranks.emplace_back();
   std::istringstream in(text);
   for (std::string word; in >> word;) {
-    if (word == "|") schedule.ranks.emplace_back();
-    else schedule.ranks.back().push_back(parse_action(word));
+    if (word == "|")
+      schedule.ranks.emplace_back();
+    else
+      schedule.ranks.back().push_back(parse_action(word));
   }
   return schedule;
 }
@@ -95,7 +97,9 @@ TEST(Verify, FollowsSkips) {
   EXPECT_THROW(verify(parse("0F0 0S0>1 | 1R0<0 1F0 1S0>2 | 2R0<1 2F0"), problem), Error);
 }
 
-TEST(Verify, WantsAListForEveryRank) { EXPECT_THROW(verify(parse("0F0"), ScheduleProblem{2, 1, {{}, {}}, {0, 1}}), Error); }
+TEST(Verify, WantsAListForEveryRank) {
+  EXPECT_THROW(verify(parse("0F0"), ScheduleProblem{2, 1, {{}, {}}, {0, 1}}), Error);
+}
 
 }  // namespace
 }  // namespace fretsaw

@@ -6,6 +6,7 @@
 #include <limits>
 #include <numbers>
 
+#include "graph/errors.h"
 #include "kernels/cpu/fourier.h"
 #include "kernels/cpu/random.h"
 #include "kernels/cpu/regex.h"

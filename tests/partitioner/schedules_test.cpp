@@ -40,17 +40,20 @@ TEST(Gpipe, IsSoundForEveryShapeOfPipeline) {
         ScheduleProblem p = chain(stages, micro_batches);
         for (int s = 2; s < stages; ++s) {
           auto& needs = p.needs[static_cast<size_t>(s)];
-          if (skips == 1) needs.insert(needs.begin(), 0);                                        // a skip from the first stage
-          if (skips == 2) for (int k = s - 1; k-- > 0;) needs.insert(needs.begin(), k);          // everything from everywhere
-          if (skips == 3 && s == stages - 1) needs = {0};                                        // a stage that nobody needs between
+          if (skips == 1) needs.insert(needs.begin(), 0);  // a skip from the first stage
+          if (skips == 2)
+            for (int k = s - 1; k-- > 0;) needs.insert(needs.begin(), k);  // everything from everywhere
+          if (skips == 3 && s == stages - 1) needs = {0};                  // a stage that nobody needs between
         }
-        ASSERT_NO_THROW(verify(make_schedule("gpipe", p), p)) << stages << " stages, " << micro_batches << " micro-batches, skips " << skips;
+        ASSERT_NO_THROW(verify(make_schedule("gpipe", p), p))
+            << stages << " stages, " << micro_batches << " micro-batches, skips " << skips;
       }
 }
 
 TEST(Gpipe, EveryMicroBatchIsFreed) {
   ScheduleProblem p = chain(3, 4);
-  for (const auto& rank : gpipe(p).ranks) EXPECT_EQ(std::count_if(rank.begin(), rank.end(), [](const Action& a) { return a.kind == Action::Kind::free; }), 4);
+  for (const auto& rank : gpipe(p).ranks)
+    EXPECT_EQ(std::count_if(rank.begin(), rank.end(), [](const Action& a) { return a.kind == Action::Kind::free; }), 4);
 }
 
 TEST(Gpipe, SeveralStagesOnARank) {

@@ -24,7 +24,9 @@ PartitionOptions pipeline(int stages) {
   return options;
 }
 
-const Graph& graph_of(const Plan& plan, int stage) { return *plan.graphs.at(static_cast<size_t>(stage)).model->graph; }
+const Graph& graph_of(const Plan& plan, int stage) {
+  return *plan.graphs.at(static_cast<size_t>(stage)).model->graph;
+}
 
 bool has_value(const std::vector<Value*>& values, const std::string& name) {
   return std::any_of(values.begin(), values.end(), [&](const Value* v) { return v->name == name; });
@@ -52,7 +54,8 @@ void check_plan(const Plan& plan, const Model& source, int stages) {
   ASSERT_EQ(static_cast<int>(plan.graphs.size()), stages);
   for (const PlanGraph& g : plan.graphs) {
     ASSERT_NO_THROW(verify(*g.model->graph)) << "stage " << g.stage;
-    auto computing = std::count_if(g.model->graph->nodes.begin(), g.model->graph->nodes.end(), [](const Node* n) { return n->domain != "ai.fretsaw"; });
+    auto computing =
+        std::count_if(g.model->graph->nodes.begin(), g.model->graph->nodes.end(), [](const Node* n) { return n->domain != "ai.fretsaw"; });
     EXPECT_GT(computing, 0) << "stage " << g.stage << " is empty";
   }
   std::set<int> tags;
@@ -88,7 +91,8 @@ void check_files(const Plan& plan) {
     EXPECT_EQ(print_graph(*again.graphs[i].model->graph), print_graph(*plan.graphs[i].model->graph));
     for (const Finding& f : check_model(*again.graphs[i].model)) EXPECT_NE(f.severity, "error") << f.node << ": " << f.message;
   }
-  for (const Finding& f : check_model(read_model((folder / "annotated.onnx").string(), {true}))) EXPECT_NE(f.severity, "error") << f.node << ": " << f.message;
+  for (const Finding& f : check_model(read_model((folder / "annotated.onnx").string(), {true})))
+    EXPECT_NE(f.severity, "error") << f.node << ": " << f.message;
   fs::remove_all(folder);
 }
 
@@ -119,7 +123,8 @@ TEST_P(Stages, Chain) {
   check_files(plan);
   EXPECT_EQ(static_cast<int>(plan.routes.size()), GetParam() - 1);
   // Equal layers: stages differ by one layer at most.
-  auto [least, most] = std::minmax_element(plan.stages.begin(), plan.stages.end(), [](const auto& a, const auto& b) { return a.flops < b.flops; });
+  auto [least, most] =
+      std::minmax_element(plan.stages.begin(), plan.stages.end(), [](const auto& a, const auto& b) { return a.flops < b.flops; });
   EXPECT_LE(most->flops - least->flops, 2.0 * 256 * 256 + 256 + 1);
   // No fusion group was cut.
   for (int i = 0; i < 12; ++i) EXPECT_EQ(stage_making(plan, "l" + std::to_string(i)), stage_making(plan, "l" + std::to_string(i) + ".m"));
@@ -137,7 +142,8 @@ TEST_P(Stages, SkipConnection) {
   check_plan(plan, net.model, GetParam());
   check_files(plan);
   bool direct = false;
-  for (const Route* r : routes_of(plan, "first")) direct |= r->from_stage == stage_making(plan, "first") && r->to_stage == stage_making(plan, "joined");
+  for (const Route* r : routes_of(plan, "first"))
+    direct |= r->from_stage == stage_making(plan, "first") && r->to_stage == stage_making(plan, "joined");
   EXPECT_TRUE(direct);
 }
 
@@ -263,8 +269,9 @@ TEST_P(Stages, Sequence) {
 // CASES 22: only the shape of h is needed later; the integers go there.
 TEST(Stages, ShapeAlone) {
   Net net;
-  Value* h = net.op("Cast", {net.op("NonZero", {net.input("x", {Dim("n"), 64})}, "where")}, "h", {{"to", int64_t{1}, "", ""}});  // [2, unknown]
-  Value* narrow = net.op("ReduceSum", {h, net.ints("axes", {1})}, "narrow");                 // [2, 1]
+  Value* h =
+      net.op("Cast", {net.op("NonZero", {net.input("x", {Dim("n"), 64})}, "where")}, "h", {{"to", int64_t{1}, "", ""}});  // [2, unknown]
+  Value* narrow = net.op("ReduceSum", {h, net.ints("axes", {1})}, "narrow");                                              // [2, 1]
   Value* v = narrow;
   for (int i = 0; i < 4; ++i) v = net.op("Exp", {v}, "e" + std::to_string(i));
   Value* shape = net.op("Shape", {h}, "shape");
@@ -285,7 +292,8 @@ TEST(Stages, ShapesOfInputsAreCopied) {
   Net net;
   Value* x = net.input("x", {Dim("n"), 4, 16});
   Value* size = net.op("Gather", {net.op("Shape", {x}, "shape"), net.g.add_constant("zero", make_int64(0))}, "size");
-  Value* target = net.op("Concat", {net.op("Unsqueeze", {size, net.ints("axis", {0})}, "size1"), net.ints("rest", {-1})}, "target", {{"axis", int64_t{0}, "", ""}});
+  Value* target = net.op("Concat", {net.op("Unsqueeze", {size, net.ints("axis", {0})}, "size1"), net.ints("rest", {-1})}, "target",
+                         {{"axis", int64_t{0}, "", ""}});
   Value* v = net.op("Reshape", {x, target}, "flat");
   for (int i = 0; i < 5; ++i) v = net.layer(v, "l" + std::to_string(i), 64);
   net.output(net.op("Reshape", {v, target}, "y"));
@@ -329,7 +337,8 @@ TEST(Stages, BranchesTakeWhatTheyUse) {
     body->outputs.push_back(body->add_node(op, {early, inner_weight}, {name + ".y"})->outputs[0]);
     return body;
   };
-  Value* chosen = net.op("If", {cond}, "chosen", {{"then_branch", branch("then", "Add"), "", ""}, {"else_branch", branch("else", "Mul"), "", ""}});
+  Value* chosen =
+      net.op("If", {cond}, "chosen", {{"then_branch", branch("then", "Add"), "", ""}, {"else_branch", branch("else", "Mul"), "", ""}});
   net.output(net.op("Add", {chosen, v}, "y"));
   for (int stages : {2, 3}) {
     Plan plan = partition(clone(net.model), pipeline(stages));
