@@ -21,24 +21,24 @@ constexpr int kFewestRuns = 5, kMostRuns = 100;
 constexpr double kLeastTime_ms = 1000, kMostTime_ms = 20000;
 
 // Runs until two times in a row are within 5% of each other, five at most.
-void warm_up(Session& session, const Inputs& inputs) {
+void warm_up(Session& session, const Inputs& inputs, const std::string& path) {
   std::vector<RuntimeValue> outputs;
-  double before_ms = run_once(session, inputs, outputs);
+  double before_ms = run_once(session, inputs, path, outputs);
   for (int i = 0; i < 4; ++i) {
-    const double time_ms = run_once(session, inputs, outputs);
+    const double time_ms = run_once(session, inputs, path, outputs);
     if (std::fabs(time_ms - before_ms) <= 0.05 * before_ms) return;
     before_ms = time_ms;
   }
 }
 
-Timing measure(Session& session, const Inputs& inputs) {
+Timing measure(Session& session, const Inputs& inputs, const std::string& path) {
   std::vector<RuntimeValue> outputs;
   std::vector<double> times_ms;
   double total_ms = 0;
   Progress progress("bench", kMostRuns);
   while (static_cast<int>(times_ms.size()) < kMostRuns && total_ms < kMostTime_ms) {
     if (static_cast<int>(times_ms.size()) >= kFewestRuns && total_ms >= kLeastTime_ms) break;
-    times_ms.push_back(run_once(session, inputs, outputs));
+    times_ms.push_back(run_once(session, inputs, path, outputs));
     total_ms += times_ms.back();
     progress.done(static_cast<int>(times_ms.size()));
   }
@@ -50,11 +50,12 @@ void bench(const Settings& settings) {
   check_execution_options(settings.execution, notes);
   const auto plan = open_plan(settings.execution.path, settings.execution, settings.execution.micro_batches.value_or(1), notes);
   const Inputs inputs = gather_inputs(*plan, settings.execution, notes);
-  Session session(plan, session_options(settings.execution, *plan));
-  warm_up(session, inputs);
-  const Timing timing = measure(session, inputs);
-  if (settings.json) return print_json({{"time_ms", json_of(timing)}, {"ranks", json_of(session.ranks())}, {"notes", notes}});
-  print_ranks(session.ranks());
+  const std::string& path = settings.execution.path;
+  const auto session = open_session(plan, session_options(settings.execution, *plan), path);
+  warm_up(*session, inputs, path);
+  const Timing timing = measure(*session, inputs, path);
+  if (settings.json) return print_json({{"time_ms", json_of(timing)}, {"ranks", json_of(session->ranks())}, {"notes", notes}});
+  print_ranks(session->ranks());
   std::printf("\ntime %.2f ms (median of %d; from %.2f to %.2f)\n", timing.median_ms, timing.runs, timing.min_ms, timing.max_ms);
   print_notes(notes);
 }

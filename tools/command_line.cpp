@@ -35,9 +35,11 @@ int report(const std::string& message, int code, bool json) {
 }
 
 // What to say of a command line that CLI11 refused.
-std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
+std::string usage_message(const CLI::App& app, const CLI::ParseError& error, const std::string& first) {
   std::string command = "fretsaw";
   for (const CLI::App* sub : app.get_subcommands()) command += " " + sub->get_name();
+  const bool names_command = app.get_subcommands().empty() && !first.empty() && first[0] != '-';
+  if (names_command) return "there is no command '" + first + "'; `fretsaw --help` lists the commands";
   return std::string(error.what()) + "; `" + command + " --help` lists the options";
 }
 
@@ -61,7 +63,7 @@ int run_command(int argc, char** argv) {
   } catch (const CLI::Success& help) {
     return app.exit(help);
   } catch (const CLI::ParseError& error) {
-    return report(usage_message(app, error), kUsage, wants_json(argc, argv));
+    return report(usage_message(app, error, argc > 1 ? argv[1] : ""), kUsage, wants_json(argc, argv));
   }
   return outcome.exit_code;
 }

@@ -76,6 +76,10 @@ Difference compare_numbers(const TensorView& got, const TensorView& want, const 
       if (difference.why.empty()) difference.why = fmt::format("element {} is {:.9g} for {:.9g}", i, a, b);
     }
   }
+  // Beyond 2^53 a double can't tell neighbouring integers apart.
+  const bool exact = !has_tolerance(type) && !tolerance.rtol && !tolerance.atol && !tolerance.range_tol;
+  if (exact && difference.ok && bits_of(type) == 64 && std::memcmp(got.data, want.data, got.bytes()) != 0)
+    return failed("large integers differ");
   difference.over_range = range > 0 ? difference.max_abs / range : difference.max_abs > 0 ? 1 : 0;
   return difference;
 }

@@ -8,7 +8,8 @@
 namespace fretsaw {
 
 // A difference is fine when |a - b| <= atol + rtol * |b| everywhere or, when range_tol is given, when |a - b| <= range_tol * max|b|.
-// NaN only where the reference has NaN, infinities only where it has the same. Integers, booleans and strings must be equal.
+// NaN only where the reference has NaN, infinities only where it has the same. Integers and booleans must be equal unless a tolerance
+// is given, strings always.
 struct Tolerance {
   std::optional<double> rtol, atol;  // unset: by type; 1e-4 and 1e-5 in float32, wider in half precision
   std::optional<double> range_tol;

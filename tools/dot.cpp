@@ -11,12 +11,15 @@
 namespace fretsaw {
 namespace {
 
-// A name as a DOT string: any bytes may stand in it, none ends it.
-std::string quoted(const std::string& text) {
+// Text as a DOT string, its parts on lines of their own: any bytes may stand in a name, none ends the string.
+std::string quoted(const std::vector<std::string>& parts) {
   std::string out = "\"";
-  for (const char c : one_line(text)) {
-    if (c == '"' || c == '\\') out += '\\';
-    out += c;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (i > 0) out += "\\n";
+    for (const char c : one_line(parts[i])) {
+      if (c == '"' || c == '\\') out += '\\';
+      out += c;
+    }
   }
   return out + "\"";
 }
@@ -31,12 +34,12 @@ class Writer {
     for (const Value* input : graph.inputs) {
       const std::string id = prefix + "i" + std::to_string(number++);
       ids_[input] = id;
-      line(out, id + " [shape=ellipse, label=" + quoted(input->name + "\n" + to_string(input->type)) + "];");
+      line(out, id + " [shape=ellipse, label=" + quoted({input->name, to_string(input->type)}) + "];");
     }
     number = 0;
     for (const Node* node : graph.nodes) {
       const std::string id = prefix + "n" + std::to_string(number++);
-      line(out, id + " [shape=box, label=" + quoted(op_title(*node) + "\n" + node->name) + "];");
+      line(out, id + " [shape=box, label=" + quoted({op_title(*node), node->name}) + "];");
       for (const Value* value : node->outputs)
         if (value) ids_[value] = id;
     }
@@ -49,7 +52,7 @@ class Writer {
     number = 0;
     for (const Value* output : graph.outputs) {
       const std::string id = prefix + "o" + std::to_string(number++);
-      line(out, id + " [shape=ellipse, label=" + quoted(output->name) + "];");
+      line(out, id + " [shape=ellipse, label=" + quoted(std::vector<std::string>{output->name}) + "];");
       edge(output, id, out);
       output_ids_[output->name] = id;
     }
@@ -69,7 +72,7 @@ class Writer {
   void line(std::ostream& out, const std::string& text) { out << indent_ << text << "\n"; }
   void edge(const Value* value, const std::string& to, std::ostream& out) {
     const auto from = ids_.find(value);
-    if (from != ids_.end()) line(out, from->second + " -> " + to + " [label=" + quoted(value->name + "\n" + to_string(value->type)) + "];");
+    if (from != ids_.end()) line(out, from->second + " -> " + to + " [label=" + quoted({value->name, to_string(value->type)}) + "];");
   }
 
   std::string indent_;
@@ -97,7 +100,7 @@ void write_dot(const Plan& plan, const std::string& path) {
   out << "digraph plan {\n";
   std::vector<Writer> writers;
   for (size_t i = 0; i < plan.graphs.size(); ++i) {
-    out << "  subgraph cluster_" << i << " {\n    label=" << quoted(plan.graphs[i].file) << ";\n";
+    out << "  subgraph cluster_" << i << " {\n    label=" << quoted(std::vector<std::string>{plan.graphs[i].file}) << ";\n";
     writers.emplace_back("    ");
     writers.back().graph(*plan.graphs[i].model->graph, "g" + std::to_string(i) + "_", out);
     out << "  }\n";
@@ -108,7 +111,8 @@ void write_dot(const Plan& plan, const std::string& path) {
       if (plan.graphs[i].stage == route.from_stage && from.empty()) from = writers[i].id_of_output(route.from_name);
       if (plan.graphs[i].stage == route.to_stage && to.empty()) to = writers[i].id_of_input(*plan.graphs[i].model->graph, route.to_name);
     }
-    if (!from.empty() && !to.empty()) out << "  " << from << " -> " << to << " [style=dashed, label=" << quoted(route.source) << "];\n";
+    if (!from.empty() && !to.empty())
+      out << "  " << from << " -> " << to << " [style=dashed, label=" << quoted(std::vector<std::string>{route.source}) << "];\n";
   }
   out << "}\n";
   write_file(out.str(), path);

@@ -127,9 +127,25 @@ Json json_of(const Timing& t) {
   return {{"median", t.median_ms}, {"min", t.min_ms}, {"max", t.max_ms}, {"runs", t.runs}};
 }
 
-double run_once(Session& session, const Inputs& inputs, std::vector<RuntimeValue>& outputs) {
+std::unique_ptr<Session> open_session(std::shared_ptr<const Plan> plan, const SessionOptions& options, const std::string& path) {
+  try {
+    return std::make_unique<Session>(std::move(plan), options);
+  } catch (const Error& error) {
+    throw error.code() == ErrorCode::model ? error.in_file(path) : error;
+  }
+}
+
+std::vector<RuntimeValue> run_session(Session& session, const Inputs& inputs, const std::string& path) {
+  try {
+    return session.run(inputs);
+  } catch (const Error& error) {
+    throw error.code() == ErrorCode::model ? error.in_file(path) : error;
+  }
+}
+
+double run_once(Session& session, const Inputs& inputs, const std::string& path, std::vector<RuntimeValue>& outputs) {
   const auto start = std::chrono::steady_clock::now();
-  outputs = session.run(inputs);
+  outputs = run_session(session, inputs, path);
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
 }
 

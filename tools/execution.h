@@ -40,7 +40,10 @@ struct Timing {
 };
 Timing timing_of(std::vector<double> times_ms);
 Json json_of(const Timing& timing);
-double run_once(Session& session, const Inputs& inputs, std::vector<RuntimeValue>& outputs);  // milliseconds
+// Errors that blame the model name `path`.
+std::unique_ptr<Session> open_session(std::shared_ptr<const Plan> plan, const SessionOptions& options, const std::string& path);
+std::vector<RuntimeValue> run_session(Session& session, const Inputs& inputs, const std::string& path);
+double run_once(Session& session, const Inputs& inputs, const std::string& path, std::vector<RuntimeValue>& outputs);  // milliseconds
 void print_ranks(const std::vector<RankReport>& ranks);
 
 }  // namespace fretsaw

@@ -38,7 +38,7 @@ void execute(Session& session, const Inputs& inputs, const Settings& settings, R
   std::vector<double> times_ms;
   Progress progress("run", settings.warmup + settings.repeat);
   for (int i = 0; i < settings.warmup + settings.repeat; ++i) {
-    const double time_ms = run_once(session, inputs, result.outputs);
+    const double time_ms = run_once(session, inputs, settings.execution.path, result.outputs);
     if (i >= settings.warmup) times_ms.push_back(time_ms);
     progress.done(i + 1);
   }
@@ -68,8 +68,8 @@ void compare_with_model(const Plan& plan, const Inputs& inputs, int threads, con
         .in_file(settings.compare);
   SessionOptions options = session_options(whole, *reference);
   options.threads = threads;
-  Session session(reference, options);
-  take_differences(session.run(inputs), settings, result);
+  const auto session = open_session(reference, options, settings.compare);
+  take_differences(run_session(*session, inputs, settings.compare), settings, result);
 }
 
 void compare_with_files(const Plan& plan, const Settings& settings, Result& result) {
@@ -127,9 +127,9 @@ void run_command(const Settings& settings, Outcome& outcome) {
   Result result;
   result.differences.resize(plan->outputs.size());
   {
-    Session session(plan, options);
-    execute(session, inputs, settings, result);
-    if (options.trace) write_trace(session.trace(), settings.trace);
+    const auto session = open_session(plan, options, settings.execution.path);
+    execute(*session, inputs, settings, result);
+    if (options.trace) write_trace(session->trace(), settings.trace);
   }
   if (!settings.expect.empty()) compare_with_files(*plan, settings, result);
   if (!settings.compare.empty()) compare_with_model(*plan, inputs, options.threads, settings, result);

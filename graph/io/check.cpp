@@ -17,9 +17,7 @@ namespace {
 std::string first_line(std::string text) { return text.substr(0, text.find('\n')); }
 
 void add_known_names(const Graph& graph, onnx::checker::LexicalScopeContext& scope) {
-  for (const Value& v : graph.all_values()) scope.add(v.name);
-  for (const Node* node : graph.nodes)
-    for (const GraphPtr& body : bodies(*node)) add_known_names(*body, scope);
+  for (const Value& v : graph.all_values()) scope.add(v.name);  // bodies add their own as the checker enters them
 }
 
 void check_nodes(const Model& model, const onnx::ModelProto& proto, std::vector<Finding>& findings) {

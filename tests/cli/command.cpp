@@ -57,7 +57,7 @@ CommandResult CommandTest::fretsaw(const std::vector<std::string>& arguments) co
   return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_text(out), read_text(err)};
 }
 
-Model CommandTest::mlp(int64_t batch) {
+Model CommandTest::mlp(int64_t batch, int64_t hidden) {
   Model model;
   model.ir_version = 10;
   model.opsets[""] = 20;
@@ -67,8 +67,8 @@ Model CommandTest::mlp(int64_t batch) {
   const Dim n = batch > 0 ? Dim(batch) : Dim(std::string("batch"));
   Value* x = g.add_value("x", Type::tensor(DType::float32, Shape{n, 4}));
   g.inputs = {x};
-  Value* w1 = g.add_constant("w1", weights({4, 8}));
-  Value* w2 = g.add_constant("w2", weights({8, 2}));
+  Value* w1 = g.add_constant("w1", weights({4, hidden}));
+  Value* w2 = g.add_constant("w2", weights({hidden, 2}));
   Node* first = g.add_node("MatMul", {x, w1}, {"h"});
   Node* relu = g.add_node("Relu", {first->out(0)}, {"r"});
   Node* second = g.add_node("MatMul", {relu->out(0), w2}, {"y"});

@@ -24,8 +24,8 @@ class CommandTest : public testing::Test {
   CommandResult fretsaw(const std::vector<std::string>& arguments) const;
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
 
-  // x: float32[BATCH, 4] -> MatMul w1 [4, 8] -> h -> Relu -> r -> MatMul w2 [8, 2] -> y. BATCH 0 is symbolic ("batch").
-  static Model mlp(int64_t batch);
+  // x: float32[BATCH, 4] -> MatMul w1 [4, HIDDEN] -> h -> Relu -> r -> MatMul w2 [HIDDEN, 2] -> y. BATCH 0 is symbolic ("batch").
+  static Model mlp(int64_t batch, int64_t hidden = 8);
   std::string write_mlp(const std::string& name, int64_t batch) const;
 
  private:

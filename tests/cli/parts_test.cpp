@@ -180,6 +180,10 @@ TEST(Compare, TypesShapesAndKindsMustAgree) {
   EXPECT_FALSE(compare(floats({1}), RuntimeValue{}, {}).ok);
   EXPECT_TRUE(compare(RuntimeValue{}, RuntimeValue{}, {}).ok);
   EXPECT_FALSE(compare(tensor(DType::int64, {1}, {100000}), tensor(DType::int64, {1}, {100001}), {}).ok);
+  RuntimeValue large = tensor(DType::int64, {1}, {0}), next = tensor(DType::int64, {1}, {0});
+  *large.tensor.as<int64_t>() = int64_t{1} << 60;
+  *next.tensor.as<int64_t>() = (int64_t{1} << 60) + 1;
+  EXPECT_FALSE(compare(large, next, {}).ok);
 }
 
 TEST(ValueFiles, SequencesAndOptionalsSurvive) {

@@ -30,7 +30,7 @@ std::vector<double> reference(const ProductCase& c, const std::vector<double>& a
   Dims da = c.a, db = c.b, dy = c.y;
   if (c.a.size() == 1) da.insert(da.begin(), 1), dy.insert(dy.end() - (c.b.size() > 1 ? 1 : 0), 1);
   if (c.b.size() == 1) db.push_back(1), dy.push_back(1);
-  const int64_t M = da[da.size() - 2], K = da.back(), N = db.back(), batches = M * N ? count_of(dy) / (M * N) : 0;
+  const int64_t M = da[da.size() - 2], K = da.back(), N = db.back(), batches = M > 0 && N > 0 ? count_of(dy) / (M * N) : 0;
   const auto offset = [&](const Dims& dims, int64_t batch, int64_t size) {
     int64_t at = 0, step = 1;
     for (size_t i = 0; i + 2 < dy.size(); ++i) {
