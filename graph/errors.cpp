@@ -4,7 +4,8 @@
 namespace fretsaw {
 namespace {
 
-std::string message(const std::string& file, const std::string& node, const std::string& op, const std::string& problem, const std::string& remedy) {
+std::string message(const std::string& file, const std::string& node, const std::string& op, const std::string& problem,
+                    const std::string& remedy) {
   std::string s;
   if (!file.empty()) s += file + ": ";
   if (!node.empty() || !op.empty()) s += "node '" + node + "'" + (op.empty() ? "" : " (" + op + ")") + ": ";
@@ -28,12 +29,16 @@ Error::Error(std::string file, std::string node, std::string op, std::string pro
 
 Error::Error(std::string problem, std::string remedy, ErrorCode code) : Error("", "", "", std::move(problem), std::move(remedy), code) {}
 
-Error Error::in_file(const std::string& file) const { return file_.empty() ? Error(file, node_, op_, problem_, remedy_, code_) : *this; }
+Error Error::in_file(const std::string& file) const {
+  return file_.empty() ? Error(file, node_, op_, problem_, remedy_, code_) : *this;
+}
 
 Error Error::at_node(const std::string& name, const std::string& op) const {
   return node_.empty() && op_.empty() ? Error(file_, name, op, problem_, remedy_, code_) : *this;
 }
 
-Error Error::with_code(ErrorCode code) const { return Error(file_, node_, op_, problem_, remedy_, code); }
+Error Error::with_code(ErrorCode code) const {
+  return Error(file_, node_, op_, problem_, remedy_, code);
+}
 
 }  // namespace fretsaw

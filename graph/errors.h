@@ -14,7 +14,7 @@ class Error : public std::runtime_error {
  public:
   explicit Error(std::string problem, std::string remedy = "", ErrorCode code = ErrorCode::model);
 
-  Error in_file(const std::string& file) const;                        // no effect when a file is already named
+  Error in_file(const std::string& file) const;                         // no effect when a file is already named
   Error at_node(const std::string& name, const std::string& op) const;  // likewise for the node
   Error with_code(ErrorCode code) const;
 

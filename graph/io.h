@@ -19,7 +19,8 @@ struct ReadOptions {
 // Reads a model of IR 3 to the newest. Weights stay in their files, mapped. Throws Error naming the file and what is wrong: not an ONNX
 // file, truncated, a cycle, an undefined name, an external path outside the folder, a range past the end of a file.
 Model read_model(const std::string& path, const ReadOptions& options = {});
-// Whether the model's file, as far as the operator schemas tell, is sound: each finding a line "error|warning", node, tensor, rule, message.
+// Whether the model's file, as far as the operator schemas tell, is sound: each finding a line "error|warning", node, tensor, rule,
+// message.
 struct Finding {
   std::string severity;  // "error" or "warning"
   std::string node, tensor, rule, message;

@@ -20,7 +20,8 @@ const T* typed(const Node& node, std::string_view name, const char* kind) {
   const Attribute* a = node.attribute(name);
   if (!a) return nullptr;
   if (const T* v = std::get_if<T>(&a->value)) return v;
-  throw Error("attribute '" + std::string(name) + "' is not " + kind, "export the model again, or check the file").at_node(node.name, node.op);
+  throw Error("attribute '" + std::string(name) + "' is not " + kind, "export the model again, or check the file")
+      .at_node(node.name, node.op);
 }
 
 }  // namespace

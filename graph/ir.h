@@ -51,9 +51,9 @@ struct Attribute {
 };
 
 struct Node {
-  std::string name;    // unique within the model once read
-  std::string op;      // "Conv"
-  std::string domain;  // "" for ai.onnx
+  std::string name;             // unique within the model once read
+  std::string op;               // "Conv"
+  std::string domain;           // "" for ai.onnx
   std::vector<Value*> inputs;   // null where an optional input is left out
   std::vector<Value*> outputs;  // null where an output is not wanted
   std::vector<Attribute> attributes;
@@ -77,7 +77,7 @@ struct Node {
   void set(std::string_view name, AttributeValue value);
   void remove(std::string_view name);
 
-  Value* input(size_t i) const { return i < inputs.size() ? inputs[i] : nullptr; }    // null when left out
+  Value* input(size_t i) const { return i < inputs.size() ? inputs[i] : nullptr; }  // null when left out
   Value* out(size_t i) const { return i < outputs.size() ? outputs[i] : nullptr; }
   bool is(std::string_view op_type) const { return op == op_type && domain.empty(); }
 };
@@ -88,8 +88,8 @@ struct Graph {
   std::vector<Value*> inputs;   // in file order. From IR 4 on an initializer listed here has a default: `constant` is set
   std::vector<Value*> outputs;  // the same value may stand here twice
   std::vector<Node*> nodes;
-  Graph* parent = nullptr;      // the graph of the control-flow node, for bodies
-  std::string extra;            // serialized GraphProto fields with no place here
+  Graph* parent = nullptr;  // the graph of the control-flow node, for bodies
+  std::string extra;        // serialized GraphProto fields with no place here
 
   Graph() = default;
   Graph(const Graph&) = delete;
@@ -101,7 +101,8 @@ struct Graph {
   Node* add_node(std::string op, std::vector<Value*> inputs, std::vector<std::string> output_names, std::vector<Attribute> attributes = {},
                  std::string domain = "");
   Node* add_node_object();  // empty, not in `nodes`
-  // `name`, or `name_1`, `name_2`, ... : the first that no value or node of this graph or its parents and bodies made through this graph uses.
+  // `name`, or `name_1`, `name_2`, ... : the first that no value or node of this graph or its parents and bodies made through this graph
+  // uses.
   std::string fresh_name(const std::string& name);
 
   std::vector<Value*> initializers() const;  // all constants, in the order of their making
@@ -126,7 +127,7 @@ struct Model {
   std::map<std::string, int64_t> opsets;  // domain -> version, "" for ai.onnx
   std::map<std::string, std::string> metadata;
   std::vector<Function> functions;
-  std::string extra;  // serialized ModelProto fields with no place here (producer, configuration, training info, ...)
+  std::string extra;   // serialized ModelProto fields with no place here (producer, configuration, training info, ...)
   std::string digest;  // of the model file's bytes, "xxh3:..." ("" when made in memory)
   GraphPtr graph;
   std::vector<std::string> notes;  // what reading or normalising decided that a user should know
@@ -142,7 +143,8 @@ std::vector<Value*> captures(const Node& node);
 std::vector<GraphPtr> bodies(const Node& node);
 // Replaces every use of `from` (in nodes, their bodies and graph outputs) by `to`.
 void replace_uses(Graph& graph, Value* from, Value* to);
-// Orders nodes so that producers come before users, keeping the given order where it is legal. Throws Error listing a cycle. True when the order changed.
+// Orders nodes so that producers come before users, keeping the given order where it is legal. Throws Error listing a cycle. True when the
+// order changed.
 bool sort_nodes(Graph& graph);
 // Removes nodes none of whose outputs is used, and unused initializers. Returns how many nodes went.
 int remove_dead_nodes(Graph& graph);

@@ -27,13 +27,13 @@ std::string print_graph(const Graph& graph);  // one line a node: "%y: float32[2
 // --- normalise: one form of every operator (each is a Pass) ---
 // Reading is lossless; these bring any model to the newest opset, with functions inlined and Constant nodes as initializers.
 std::vector<Pass> normalise_passes();
-void inline_functions(Model& model);      // graph/passes/inline_functions.cpp
+void inline_functions(Model& model);  // graph/passes/inline_functions.cpp
 void constants_to_initializers(Model& model);
-void upgrade_opset(Model& model);         // graph/passes/upgrade_opset.cpp: opset 7 and later to newest_opset()
-void remove_identities(Model& model);     // Identity, Dropout in inference mode with no mask, Cast to the same type
+void upgrade_opset(Model& model);      // graph/passes/upgrade_opset.cpp: opset 7 and later to newest_opset()
+void remove_identities(Model& model);  // Identity, Dropout in inference mode with no mask, Cast to the same type
 // A node without a kernel whose operator ONNX defines by a function body is replaced by that body, again and again. Needs inferred types.
 void decompose_to_functions(Model& model, const std::function<bool(const Node&)>& has_kernel);
-int64_t newest_opset();                   // the ai.onnx version every later pass and kernel sees
+int64_t newest_opset();  // the ai.onnx version every later pass and kernel sees
 
 // --- patterns: what exporters wrote in pieces becomes the operator it was (graph/passes/fuse_*.cpp, fold_batch_norm.cpp) ---
 // LayerNormalization, RMSNormalization, Gelu (erf and tanh), Swish, HardSwish, Mish; BatchNormalization goes into the Conv before it.
@@ -53,7 +53,7 @@ void mark_groups(Model& model);
 struct InferOptions {
   // Called for a node all of whose inputs are known: may return its outputs, which are then known too (true).
   std::function<bool(const Node&, const std::vector<TensorPtr>& inputs, std::vector<TensorPtr>& outputs)> evaluate;
-  bool keep_hints = true;  // false: types in the file are not believed at all (the runtime's choice)
+  bool keep_hints = true;                     // false: types in the file are not believed at all (the runtime's choice)
   std::function<bool(const Node&)> distrust;  // of the outputs of these nodes only the element types are believed
 };
 // One element of an integer tensor: a number, a symbolic expression, or (neither) unknown.
@@ -68,7 +68,7 @@ struct ShapeFacts {
   // Values with a producer that are fully known: by shape arithmetic, or by `evaluate`.
   std::unordered_map<const Value*, TensorPtr> known;
   std::unordered_set<const Value*> constants;  // initializers that no caller can override
-  std::vector<Finding> faults;  // nodes whose inputs do not fit, by ONNX's inference; their outputs stay unknown
+  std::vector<Finding> faults;                 // nodes whose inputs do not fit, by ONNX's inference; their outputs stay unknown
 };
 ShapeFacts infer_shapes(Model& model, const InferOptions& options = {});
 // Gives graph inputs fixed shapes ("--shape NAME=D,D"). Throws Error for an unknown name or a rank that differs.

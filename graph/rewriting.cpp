@@ -136,7 +136,8 @@ bool sort_nodes(Graph& graph) {
       for (const Value* v : node->inputs) add(v);
       for (const Value* v : captures(*node)) add(v);
     }
-    throw Error("the graph has a cycle: " + describe_cycle(left, producers), "a model must not use a value before it is computed; export it again")
+    throw Error("the graph has a cycle: " + describe_cycle(left, producers),
+                "a model must not use a value before it is computed; export it again")
         .at_node(left.front()->name, left.front()->op);
   }
   graph.nodes = std::move(sorted);
@@ -199,7 +200,9 @@ class PointerSet {
 };
 
 void verify_values(const Graph& graph, PointerSet& known) {
-  auto fault = [](const Node& node, const std::string& what) { throw Error(what, "this is a fault in fretsaw or in the model").at_node(node.name, node.op); };
+  auto fault = [](const Node& node, const std::string& what) {
+    throw Error(what, "this is a fault in fretsaw or in the model").at_node(node.name, node.op);
+  };
   for (const Value* v : graph.inputs) known.insert(v);
   for (const Value& v : graph.all_values())
     if (v.constant && !v.producer) known.insert(&v);
@@ -221,7 +224,8 @@ void verify_values(const Graph& graph, PointerSet& known) {
     }
   }
   for (const Value* v : graph.outputs)
-    if (!known.contains(v)) throw Error("graph output '" + v->name + "' is never made", "every output must come from a node, an input or an initializer");
+    if (!known.contains(v))
+      throw Error("graph output '" + v->name + "' is never made", "every output must come from a node, an input or an initializer");
 }
 
 }  // namespace
@@ -279,7 +283,8 @@ GraphPtr clone_into(const Graph& graph, Graph* parent, ValueMap& values) {
       n->outputs.push_back(mapped(v));
       if (v) n->outputs.back()->producer = n;
     }
-    for (const Attribute& a : node->attributes) n->attributes.push_back({a.name, clone_attribute(a.value, copy.get(), values), a.refers_to, a.doc});
+    for (const Attribute& a : node->attributes)
+      n->attributes.push_back({a.name, clone_attribute(a.value, copy.get(), values), a.refers_to, a.doc});
     copy->nodes.push_back(n);
   }
   for (Value* v : graph.inputs) copy->inputs.push_back(mapped(v));

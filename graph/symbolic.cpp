@@ -9,7 +9,7 @@
 namespace fretsaw {
 namespace {
 
-using Monomial = std::vector<std::string>;     // sorted atoms: {"batch", "heads"}
+using Monomial = std::vector<std::string>;       // sorted atoms: {"batch", "heads"}
 using Polynomial = std::map<Monomial, int64_t>;  // coefficients, none of them zero
 
 bool identifier(const std::string& s) {
@@ -81,7 +81,9 @@ std::string print(const Polynomial& p) {
   return text;
 }
 
-std::string text_of(const Dim& d) { return d.known() ? std::to_string(d.value) : d.symbol; }
+std::string text_of(const Dim& d) {
+  return d.known() ? std::to_string(d.value) : d.symbol;
+}
 
 Dim dim_of(const std::string& text) {
   if (text.empty()) return {};
@@ -94,7 +96,9 @@ Dim dim_of(const std::string& text) {
 std::optional<int64_t> symbolic_number(const std::string& text) {
   if (text.empty() || text.size() > 18) return std::nullopt;
   size_t start = text[0] == '-' ? 1 : 0;
-  if (start == text.size() || !std::all_of(text.begin() + static_cast<long>(start), text.end(), [](unsigned char c) { return std::isdigit(c); })) return std::nullopt;
+  if (start == text.size() ||
+      !std::all_of(text.begin() + static_cast<long>(start), text.end(), [](unsigned char c) { return std::isdigit(c); }))
+    return std::nullopt;
   return std::stoll(text);
 }
 
@@ -143,7 +147,9 @@ Dim dim_add(const Dim& a, const Dim& b) {
   return dim_of(symbolic_add(text_of(a), text_of(b), 1));
 }
 
-Dim dim_sub(const Dim& a, const Dim& b) { return dim_of(symbolic_add(text_of(a), text_of(b), -1)); }
+Dim dim_sub(const Dim& a, const Dim& b) {
+  return dim_of(symbolic_add(text_of(a), text_of(b), -1));
+}
 
 Dim dim_mul(const Dim& a, const Dim& b) {
   if (a.known() && b.known()) {

@@ -46,7 +46,8 @@ MappedFile::~MappedFile() {
 void Tensor::check_readable(size_t element_bytes) const {
   if (is_missing()) throw Error("the bytes of tensor '" + name + "' are not there: " + missing, "put the weight file beside the model");
   if (bits_of(dtype) != static_cast<int>(element_bytes * 8))
-    throw Error("tensor '" + name + "' holds " + std::string(name_of(dtype)) + ", which is not of " + std::to_string(element_bytes) + " bytes");
+    throw Error("tensor '" + name + "' holds " + std::string(name_of(dtype)) + ", which is not of " + std::to_string(element_bytes) +
+                " bytes");
   if (data == nullptr && count() > 0) throw Error("tensor '" + name + "' has no bytes in memory");
 }
 
@@ -67,7 +68,9 @@ std::shared_ptr<Tensor> make_tensor(DType dtype, Dims dims) {
   return t;
 }
 
-std::byte* mutable_data(Tensor& tensor) { return const_cast<std::byte*>(tensor.data); }
+std::byte* mutable_data(Tensor& tensor) {
+  return const_cast<std::byte*>(tensor.data);
+}
 
 TensorPtr make_int64s(const std::vector<int64_t>& values) {
   auto t = make_tensor(DType::int64, {static_cast<int64_t>(values.size())});

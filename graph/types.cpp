@@ -15,10 +15,33 @@ struct DTypeInfo {
 };
 // In the order of DType.
 constexpr std::array<DTypeInfo, 27> kDTypes = {{
-    {"undefined", 0},     {"float32", 32},   {"uint8", 8},         {"int8", 8},         {"uint16", 16},         {"int16", 16},      {"int32", 32},
-    {"int64", 64},        {"string", 0},     {"bool", 8},          {"float16", 16},     {"float64", 64},        {"uint32", 32},     {"uint64", 64},
-    {"complex64", 64},    {"complex128", 128}, {"bfloat16", 16},   {"float8_e4m3fn", 8}, {"float8_e4m3fnuz", 8}, {"float8_e5m2", 8}, {"float8_e5m2fnuz", 8},
-    {"uint4", 4},         {"int4", 4},       {"float4_e2m1", 4},   {"float8_e8m0", 8},  {"uint2", 2},           {"int2", 2},
+    {"undefined", 0},
+    {"float32", 32},
+    {"uint8", 8},
+    {"int8", 8},
+    {"uint16", 16},
+    {"int16", 16},
+    {"int32", 32},
+    {"int64", 64},
+    {"string", 0},
+    {"bool", 8},
+    {"float16", 16},
+    {"float64", 64},
+    {"uint32", 32},
+    {"uint64", 64},
+    {"complex64", 64},
+    {"complex128", 128},
+    {"bfloat16", 16},
+    {"float8_e4m3fn", 8},
+    {"float8_e4m3fnuz", 8},
+    {"float8_e5m2", 8},
+    {"float8_e5m2fnuz", 8},
+    {"uint4", 4},
+    {"int4", 4},
+    {"float4_e2m1", 4},
+    {"float8_e8m0", 8},
+    {"uint2", 2},
+    {"int2", 2},
 }};
 
 }  // namespace
@@ -114,7 +137,9 @@ Dims dims_of(const Shape& shape, int64_t assume) {
   return dims;
 }
 
-Shape shape_of(const Dims& dims) { return {dims.begin(), dims.end()}; }
+Shape shape_of(const Dims& dims) {
+  return {dims.begin(), dims.end()};
+}
 
 std::string to_string(const Shape& shape) {
   std::string s = "[";

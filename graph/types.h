@@ -52,7 +52,7 @@ size_t bytes_of(DType type, int64_t count);
 
 using Dims = std::vector<int64_t>;  // a concrete shape
 
-int64_t count_of(const Dims& dims);  // number of elements; 1 for a scalar, throws Error on overflow
+int64_t count_of(const Dims& dims);       // number of elements; 1 for a scalar, throws Error on overflow
 std::string to_string(const Dims& dims);  // "[2,3]"
 
 // One dimension: a number, a symbol ("batch", "batch*16"), or unknown.
@@ -68,7 +68,7 @@ struct Dim {
 };
 using Shape = std::vector<Dim>;
 
-bool is_static(const Shape& shape);              // every dimension is a number
+bool is_static(const Shape& shape);                    // every dimension is a number
 Dims dims_of(const Shape& shape, int64_t assume = 1);  // unknown dimensions count as `assume`
 Shape shape_of(const Dims& dims);
 std::string to_string(const Shape& shape);  // "[batch,3,?]"
@@ -77,8 +77,8 @@ std::string to_string(const Shape& shape);  // "[batch,3,?]"
 struct Type {
   enum class Kind : uint8_t { unknown, tensor, sparse_tensor, sequence, optional, map };
   Kind kind = Kind::unknown;
-  DType dtype = DType::undefined;      // of tensors; the key type of maps
-  std::optional<Shape> shape;          // of tensors; nullopt: not even the rank is known
+  DType dtype = DType::undefined;       // of tensors; the key type of maps
+  std::optional<Shape> shape;           // of tensors; nullopt: not even the rank is known
   std::shared_ptr<const Type> element;  // of sequences and optionals; the value type of maps
 
   static Type tensor(DType dtype, std::optional<Shape> shape = std::nullopt);

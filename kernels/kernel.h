@@ -43,20 +43,20 @@ class RunContext {
 
   size_t input_count() const { return inputs_.size(); }
   bool has_input(size_t i) const { return i < inputs_.size() && inputs_[i] && inputs_[i]->kind != RuntimeValue::Kind::absent; }
-  const TensorView& input(size_t i) const;           // throws Error when it is left out or no tensor
-  const RuntimeValue& value(size_t i) const;          // of any kind; for sequences and optionals
+  const TensorView& input(size_t i) const;    // throws Error when it is left out or no tensor
+  const RuntimeValue& value(size_t i) const;  // of any kind; for sequences and optionals
   // Elements of an integer input of any integer type (shapes, axes, indexes).
   std::vector<int64_t> input_ints(size_t i) const;
 
   size_t output_count() const { return outputs_.size(); }
   bool wants_output(size_t i) const { return i < outputs_.size() && outputs_[i] != nullptr; }
   TensorView& output(size_t i, const Dims& dims, DType dtype = DType::undefined, Layout layout = Layout::plain);
-  RuntimeValue& output_value(size_t i);               // for sequences and optionals; the kernel fills it
+  RuntimeValue& output_value(size_t i);  // for sequences and optionals; the kernel fills it
   void* scratch(size_t bytes) { return memory_.scratch(bytes); }
   int threads() const { return threads_; }
 
  private:
-  std::span<RuntimeValue* const> inputs_, outputs_;  // null where left out
+  std::span<RuntimeValue*const> inputs_, outputs_;  // null where left out
   KernelMemory& memory_;
   int threads_;
 };
@@ -65,12 +65,12 @@ class RunContext {
 // elementwise; `inputs()` are then the first node's inputs and after them what the others take from outside, in node order.
 class CompileContext {
  public:
-  std::vector<const Node*> nodes;                    // one, or a fusion group
-  std::vector<const Value*> inputs;                  // null where left out
-  std::vector<const Value*> outputs;                 // of the last node
-  std::vector<Type> input_types, output_types;       // shape absent or with unknown dimensions where it depends on data
-  std::vector<TensorPtr> constants;                  // for each input; null unless it is known now
-  std::vector<Layout> offered;                       // for each input: the layout its producer leaves it in
+  std::vector<const Node*> nodes;               // one, or a fusion group
+  std::vector<const Value*> inputs;             // null where left out
+  std::vector<const Value*> outputs;            // of the last node
+  std::vector<Type> input_types, output_types;  // shape absent or with unknown dimensions where it depends on data
+  std::vector<TensorPtr> constants;             // for each input; null unless it is known now
+  std::vector<Layout> offered;                  // for each input: the layout its producer leaves it in
   int threads = 1;
   bool fast_math = false;  // room for --precision; float32 means float32 while false
 
@@ -78,7 +78,7 @@ class CompileContext {
   bool has_input(size_t i) const { return i < inputs.size() && inputs[i] != nullptr; }
   DType input_dtype(size_t i) const { return has_input(i) ? input_types[i].dtype : DType::undefined; }
   DType output_dtype(size_t i = 0) const { return i < output_types.size() ? output_types[i].dtype : DType::undefined; }
-  std::optional<Dims> input_dims(size_t i) const;    // nullopt when not known now
+  std::optional<Dims> input_dims(size_t i) const;  // nullopt when not known now
 };
 
 struct CompiledKernel {
@@ -94,9 +94,9 @@ struct KernelRecord {
   CompiledKernel (*make)(const CompileContext&) = nullptr;
   // A reason this node can't run here ("float64 indexes"), or "" when it can. Null: it always can.
   std::string (*unsupported)(const CompileContext&) = nullptr;
-  bool view = false;          // output 0 has input 0's bytes: it may share them (Reshape, Identity, Squeeze)
-  bool in_place = false;      // output 0 may overwrite an input of the same size (elementwise)
-  bool host_random = false;   // draws random numbers: never folded
+  bool view = false;         // output 0 has input 0's bytes: it may share them (Reshape, Identity, Squeeze)
+  bool in_place = false;     // output 0 may overwrite an input of the same size (elementwise)
+  bool host_random = false;  // draws random numbers: never folded
 };
 
 class KernelRegistry {

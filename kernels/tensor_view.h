@@ -20,7 +20,7 @@ size_t bytes_of(DType type, const Dims& dims, Layout layout);
 
 struct TensorView {
   DType dtype = DType::undefined;
-  Dims dims;  // the logical shape, whatever the layout
+  Dims dims;             // the logical shape, whatever the layout
   void* data = nullptr;  // for strings: an array of std::string
   Layout layout = Layout::plain;
 
@@ -42,8 +42,8 @@ struct RuntimeValue {
   enum class Kind : uint8_t { absent, tensor, sequence };
   Kind kind = Kind::absent;
   TensorView tensor;
-  std::shared_ptr<void> owner;      // keeps `tensor.data` alive where no arena does
-  std::vector<RuntimeValue> items;  // of a sequence
+  std::shared_ptr<void> owner;       // keeps `tensor.data` alive where no arena does
+  std::vector<RuntimeValue> items;   // of a sequence
   DType element = DType::undefined;  // of a sequence, also when it is empty
 };
 

@@ -113,7 +113,9 @@ Value* Builder::ints(std::vector<int64_t> values) {
   return v;
 }
 
-Value* Builder::int_scalar(int64_t value) { return graph_.add_constant(graph_.fresh_name("int"), make_int64(value)); }
+Value* Builder::int_scalar(int64_t value) {
+  return graph_.add_constant(graph_.fresh_name("int"), make_int64(value));
+}
 
 Value* Builder::scalar(double value) {
   auto t = make_tensor(dtype_, {});
@@ -142,9 +144,13 @@ std::vector<Value*> Builder::split(Value* x, int64_t parts, int64_t axis) {
   return graph_.add_node("Split", {x}, names, attributes)->outputs;
 }
 
-Value* Builder::transpose(Value* x, std::vector<int64_t> permutation) { return op("Transpose", {x}, {{"perm", std::move(permutation), "", ""}}); }
+Value* Builder::transpose(Value* x, std::vector<int64_t> permutation) {
+  return op("Transpose", {x}, {{"perm", std::move(permutation), "", ""}});
+}
 
-Value* Builder::cast(Value* x, DType to) { return op("Cast", {x}, {{"to", static_cast<int64_t>(to), "", ""}}); }
+Value* Builder::cast(Value* x, DType to) {
+  return op("Cast", {x}, {{"to", static_cast<int64_t>(to), "", ""}});
+}
 
 Value* Builder::linear(const std::string& name, Value* x, int64_t in, int64_t out, bool bias, double gain) {
   Value* w = weight(name + ".weight", {in, out}, gain / std::sqrt(static_cast<double>(in)));
@@ -152,7 +158,8 @@ Value* Builder::linear(const std::string& name, Value* x, int64_t in, int64_t ou
   return bias ? op("Add", {y, weight(name + ".bias", {out}, 0.02)}, {}, name) : y;
 }
 
-Value* Builder::conv(const std::string& name, Value* x, int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t pad, int64_t groups, bool bias) {
+Value* Builder::conv(const std::string& name, Value* x, int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t pad,
+                     int64_t groups, bool bias) {
   double fan_in = static_cast<double>(in / groups * kernel * kernel);
   std::vector<Value*> inputs = {x, weight(name + ".weight", {out, in / groups, kernel, kernel}, std::sqrt(2.0 / fan_in))};
   if (bias) inputs.push_back(weight(name + ".bias", {out}, 0.02));
@@ -166,8 +173,8 @@ Value* Builder::conv(const std::string& name, Value* x, int64_t in, int64_t out,
 
 Value* Builder::batch_norm(const std::string& name, Value* x, int64_t channels, double scale) {
   return op("BatchNormalization",
-            {x, weight(name + ".weight", {channels}, 0.1 * scale, scale), weight(name + ".bias", {channels}, 0.05), weight(name + ".running_mean", {channels}, 0.05),
-             weight(name + ".running_var", {channels}, 0.05, 1.0)},
+            {x, weight(name + ".weight", {channels}, 0.1 * scale, scale), weight(name + ".bias", {channels}, 0.05),
+             weight(name + ".running_mean", {channels}, 0.05), weight(name + ".running_var", {channels}, 0.05, 1.0)},
             {{"epsilon", 1e-5f, "", ""}}, name);
 }
 
@@ -218,10 +225,16 @@ Value* Builder::attention(Value* q, Value* k, Value* v, Value* mask, int64_t hea
   return op("MatMul", {op("Softmax", {scores}, {{"axis", int64_t{-1}, "", ""}}), v});
 }
 
-Value* Builder::split_heads(Value* x, int64_t heads, int64_t head_size) { return transpose(reshape(x, {0, 0, heads, head_size}), {0, 2, 1, 3}); }
+Value* Builder::split_heads(Value* x, int64_t heads, int64_t head_size) {
+  return transpose(reshape(x, {0, 0, heads, head_size}), {0, 2, 1, 3});
+}
 
-Value* Builder::join_heads(Value* x, int64_t heads, int64_t head_size) { return reshape(transpose(x, {0, 2, 1, 3}), {0, 0, heads * head_size}); }
+Value* Builder::join_heads(Value* x, int64_t heads, int64_t head_size) {
+  return reshape(transpose(x, {0, 2, 1, 3}), {0, 0, heads * head_size});
+}
 
-Model Builder::finish() { return std::move(model_); }
+Model Builder::finish() {
+  return std::move(model_);
+}
 
 }  // namespace fretsaw

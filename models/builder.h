@@ -19,7 +19,7 @@ class Builder {
   Value* weight(const std::string& name, Dims dims, double deviation, double mean = 0);
   Value* ints(std::vector<int64_t> values);  // [n]; equal ones are shared
   Value* int_scalar(int64_t value);
-  Value* scalar(double value);               // of the model's type
+  Value* scalar(double value);  // of the model's type
   DType dtype() const { return dtype_; }
 
   // --- nodes ---
@@ -31,7 +31,8 @@ class Builder {
 
   // --- layers; names are scopes, as "encoder.0.attention" ---
   Value* linear(const std::string& name, Value* x, int64_t in, int64_t out, bool bias = true, double gain = 1);  // [..., in] -> [..., out]
-  Value* conv(const std::string& name, Value* x, int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t pad, int64_t groups = 1, bool bias = false);
+  Value* conv(const std::string& name, Value* x, int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t pad, int64_t groups = 1,
+              bool bias = false);
   Value* batch_norm(const std::string& name, Value* x, int64_t channels, double scale = 1);
   Value* layer_norm(const std::string& name, Value* x, int64_t size, double epsilon);
   Value* rms_norm(const std::string& name, Value* x, int64_t size, double epsilon);  // in pieces, as exporters write it

@@ -6,7 +6,9 @@
 namespace fretsaw {
 namespace {
 
-Value* relu(Builder& b, Value* x) { return b.op("Relu", {x}); }
+Value* relu(Builder& b, Value* x) {
+  return b.op("Relu", {x});
+}
 
 std::vector<Attribute> window(int64_t kernel, int64_t stride, int64_t pad) {
   return {{"kernel_shape", std::vector<int64_t>{kernel, kernel}, "", ""},
@@ -28,7 +30,8 @@ void classify(Builder& b, Settings& s, Value* x, int64_t channels) {
 
 Model mlp(const std::string& name, Settings& s) {
   Builder b(name, s);
-  int64_t hidden = s.number("hidden", 1024, 1 << 20), layers = s.number("layers", 4, 1 << 16), classes = s.number("classes", hidden, 1 << 24);
+  int64_t hidden = s.number("hidden", 1024, 1 << 20), layers = s.number("layers", 4, 1 << 16),
+          classes = s.number("classes", hidden, 1 << 24);
   Value* x = b.input("x", b.dtype(), {s.dimension("batch"), hidden});
   for (int64_t i = 0; i < layers; ++i) {
     int64_t out = i + 1 == layers ? classes : hidden;
@@ -40,7 +43,8 @@ Model mlp(const std::string& name, Settings& s) {
 }
 
 // Two 3x3 convolutions, or 1x1, 3x3, 1x1 (He et al., 2015); the stride stands in the 3x3 one, as in torchvision.
-Value* residual_block(Builder& b, const std::string& name, Value* x, int64_t in, int64_t width, int64_t out, int64_t stride, bool bottleneck) {
+Value* residual_block(Builder& b, const std::string& name, Value* x, int64_t in, int64_t width, int64_t out, int64_t stride,
+                      bool bottleneck) {
   auto conv_bn = [&](const std::string& part, Value* v, int64_t i, int64_t o, int64_t k, int64_t st, double scale) {
     return b.batch_norm(name + ".bn" + part, b.conv(name + ".conv" + part, v, i, o, k, st, k / 2), o, scale);
   };
@@ -53,7 +57,8 @@ Value* residual_block(Builder& b, const std::string& name, Value* x, int64_t in,
     y = relu(b, conv_bn("1", x, in, width, 3, stride, 1));
     y = conv_bn("2", y, width, out, 3, 1, 0.3);
   }
-  if (in != out || stride != 1) x = b.batch_norm(name + ".downsample.1", b.conv(name + ".downsample.0", x, in, out, 1, stride, 0), out, 0.7);
+  if (in != out || stride != 1)
+    x = b.batch_norm(name + ".downsample.1", b.conv(name + ".downsample.0", x, in, out, 1, stride, 0), out, 0.7);
   return relu(b, b.op("Add", {y, x}, {}, name));
 }
 
@@ -124,7 +129,8 @@ Model unet(const std::string& name, Settings& s) {
   Builder b(name, s);
   int64_t levels = s.number("layers", 4, 8), base = s.number("hidden", 64, 1 << 12), image = s.number("image", 256, 1 << 14);
   int64_t classes = s.number("classes", 2, 1 << 16);
-  if (image % (int64_t{1} << levels) != 0) s.refuse("image", "must be a multiple of " + std::to_string(int64_t{1} << levels) + " with " + std::to_string(levels) + " levels");
+  if (image % (int64_t{1} << levels) != 0)
+    s.refuse("image", "must be a multiple of " + std::to_string(int64_t{1} << levels) + " with " + std::to_string(levels) + " levels");
   Value* x = images(b, s, 256);
   std::vector<Value*> skips;
   int64_t in = s.number("channels", 3);
@@ -147,7 +153,9 @@ Model unet(const std::string& name, Settings& s) {
   return b.finish();
 }
 
-Value* relu6(Builder& b, Value* x) { return b.op("Clip", {x, b.scalar(0), b.scalar(6)}); }
+Value* relu6(Builder& b, Value* x) {
+  return b.op("Clip", {x, b.scalar(0), b.scalar(6)});
+}
 
 // Sandler et al., 2018: expand, depthwise 3x3, project; a residual where the shape stays.
 Value* inverted_residual(Builder& b, const std::string& name, Value* x, int64_t in, int64_t out, int64_t stride, int64_t expansion) {
@@ -160,7 +168,8 @@ Value* inverted_residual(Builder& b, const std::string& name, Value* x, int64_t 
 }
 
 Model mobilenet_v2(const std::string& name, Settings& s) {
-  static constexpr int64_t rows[][4] = {{1, 16, 1, 1}, {6, 24, 2, 2}, {6, 32, 3, 2}, {6, 64, 4, 2}, {6, 96, 3, 1}, {6, 160, 3, 2}, {6, 320, 1, 1}};
+  static constexpr int64_t rows[][4] = {{1, 16, 1, 1}, {6, 24, 2, 2},  {6, 32, 3, 2}, {6, 64, 4, 2},
+                                        {6, 96, 3, 1}, {6, 160, 3, 2}, {6, 320, 1, 1}};
   Builder b(name, s);
   Value* x = images(b, s, 224);
   int64_t in = 32;
@@ -179,13 +188,23 @@ Model mobilenet_v2(const std::string& name, Settings& s) {
 }  // namespace
 
 void add_convolutional(std::vector<Architecture>& list) {
-  list.push_back({"mlp", "a multi-layer perceptron: Linear and ReLU", {"layers", "hidden", "classes", "batch", "dtype", "seed", "opset"}, mlp});
+  list.push_back(
+      {"mlp", "a multi-layer perceptron: Linear and ReLU", {"layers", "hidden", "classes", "batch", "dtype", "seed", "opset"}, mlp});
   for (const char* depth : {"18", "34", "50", "101", "152"})
-    list.push_back({std::string("resnet") + depth, std::string("ResNet-") + depth + ", an image classifier",
-                    {"hidden", "channels", "image", "classes", "batch", "dtype", "seed", "opset"}, resnet});
-  list.push_back({"vgg16", "VGG-16, an image classifier", {"hidden", "channels", "image", "classes", "batch", "dtype", "seed", "opset"}, vgg16});
-  list.push_back({"unet", "U-Net, image segmentation with skip connections", {"layers", "hidden", "channels", "image", "classes", "batch", "dtype", "seed", "opset"}, unet});
-  list.push_back({"mobilenet_v2", "MobileNetV2, depthwise convolutions", {"channels", "image", "classes", "batch", "dtype", "seed", "opset"}, mobilenet_v2});
+    list.push_back({std::string("resnet") + depth,
+                    std::string("ResNet-") + depth + ", an image classifier",
+                    {"hidden", "channels", "image", "classes", "batch", "dtype", "seed", "opset"},
+                    resnet});
+  list.push_back(
+      {"vgg16", "VGG-16, an image classifier", {"hidden", "channels", "image", "classes", "batch", "dtype", "seed", "opset"}, vgg16});
+  list.push_back({"unet",
+                  "U-Net, image segmentation with skip connections",
+                  {"layers", "hidden", "channels", "image", "classes", "batch", "dtype", "seed", "opset"},
+                  unet});
+  list.push_back({"mobilenet_v2",
+                  "MobileNetV2, depthwise convolutions",
+                  {"channels", "image", "classes", "batch", "dtype", "seed", "opset"},
+                  mobilenet_v2});
 }
 
 }  // namespace fretsaw

@@ -9,8 +9,8 @@
 namespace fretsaw {
 
 struct ModelInfo {
-  std::string name;     // "resnet50"
-  std::string summary;  // one line
+  std::string name;               // "resnet50"
+  std::string summary;            // one line
   std::vector<std::string> keys;  // what --set understands, e.g. "layers"
 };
 std::vector<ModelInfo> list_models();

@@ -26,7 +26,8 @@ int64_t Settings::number(const std::string& key, int64_t absent, int64_t most) {
   } catch (const std::exception&) {
     used = 0;
   }
-  if (used == 0 || used != text->size() || v < 1 || v > most) refuse(key, "must be a number from 1 to " + std::to_string(most) + ", not '" + *text + "'");
+  if (used == 0 || used != text->size() || v < 1 || v > most)
+    refuse(key, "must be a number from 1 to " + std::to_string(most) + ", not '" + *text + "'");
   return v;
 }
 

@@ -18,8 +18,8 @@ class Settings {
   Dim dimension(const std::string& key);  // symbolic, named like the key, unless set
   DType dtype();                          // float32, float16, bfloat16 or float64
   uint64_t seed();
-  int64_t opset();                        // 17 to the newest this build knows; 20 unless set
-  void finish() const;                    // throws Error naming a key that nothing asked for
+  int64_t opset();      // 17 to the newest this build knows; 20 unless set
+  void finish() const;  // throws Error naming a key that nothing asked for
   [[noreturn]] void refuse(const std::string& key, const std::string& why) const;
 
  private:

@@ -6,7 +6,9 @@
 namespace fretsaw {
 namespace {
 
-std::string layer(const std::string& base, int64_t i) { return base + "." + std::to_string(i); }
+std::string layer(const std::string& base, int64_t i) {
+  return base + "." + std::to_string(i);
+}
 
 struct Sizes {
   int64_t layers, hidden, heads, intermediate;
@@ -39,7 +41,9 @@ Value* position_range(Builder& b, Value* ids) {
   return b.op("Range", {b.int_scalar(0), length, b.int_scalar(1)});
 }
 
-double lowest(DType dtype) { return dtype == DType::float16 ? -65504.0 : -3.3895314e38; }
+double lowest(DType dtype) {
+  return dtype == DType::float16 ? -65504.0 : -3.3895314e38;
+}
 
 // [S, S]: 0 where a position may look, the lowest number where it may not.
 Value* causal_mask(Builder& b, Value* range) {
@@ -47,7 +51,9 @@ Value* causal_mask(Builder& b, Value* range) {
   return b.op("Where", {allowed, b.scalar(0), b.scalar(lowest(b.dtype()))});
 }
 
-double residual_gain(int64_t layers) { return 1.0 / std::sqrt(2.0 * static_cast<double>(layers)); }
+double residual_gain(int64_t layers) {
+  return 1.0 / std::sqrt(2.0 * static_cast<double>(layers));
+}
 
 // Devlin et al., 2018: normalisation after each residual sum.
 Model bert(const std::string& name, Settings& s) {
@@ -66,12 +72,15 @@ Model bert(const std::string& name, Settings& s) {
   Value* bias = b.op("Mul", {b.op("Sub", {b.scalar(1), open}), b.scalar(lowest(b.dtype()))});  // [B, 1, 1, S]
   for (int64_t i = 0; i < z.layers; ++i) {
     std::string scope = layer("encoder", i);
-    auto heads = [&](const std::string& part) { return b.split_heads(b.linear(scope + ".attention." + part, x, z.hidden, z.hidden), z.heads, z.head_size()); };
+    auto heads = [&](const std::string& part) {
+      return b.split_heads(b.linear(scope + ".attention." + part, x, z.hidden, z.hidden), z.heads, z.head_size());
+    };
     Value *q = heads("query"), *k = heads("key"), *v = heads("value");
     Value* a = b.join_heads(b.attention(q, k, v, bias, z.head_size()), z.heads, z.head_size());
     a = b.linear(scope + ".attention.output", a, z.hidden, z.hidden);
     x = b.layer_norm(scope + ".attention.norm", b.op("Add", {a, x}), z.hidden, 1e-12);
-    Value* f = b.linear(scope + ".output", b.gelu(b.linear(scope + ".intermediate", x, z.hidden, z.intermediate)), z.intermediate, z.hidden);
+    Value* f =
+        b.linear(scope + ".output", b.gelu(b.linear(scope + ".intermediate", x, z.hidden, z.intermediate)), z.intermediate, z.hidden);
     x = b.layer_norm(scope + ".output.norm", b.op("Add", {f, x}), z.hidden, 1e-12);
   }
   Value* first = b.op("Gather", {x, b.int_scalar(0)}, {{"axis", int64_t{1}, "", ""}});
@@ -105,7 +114,8 @@ Model gpt2(const std::string& name, Settings& s) {
     x = b.op("Add", {x, b.linear(scope + ".mlp.c_proj", n, z.intermediate, z.hidden, true, residual_gain(z.layers))});
   }
   x = b.layer_norm("ln_f", x, z.hidden, 1e-5);
-  Value* scaled = b.op("Mul", {x, b.scalar(1.0 / std::sqrt(static_cast<double>(z.hidden)))});  // keeps the logits of a unit-variance table near 1
+  Value* scaled =
+      b.op("Mul", {x, b.scalar(1.0 / std::sqrt(static_cast<double>(z.hidden)))});  // keeps the logits of a unit-variance table near 1
   b.output("logits", b.op("MatMul", {scaled, b.transpose(table, {1, 0})}), {batch, sequence, vocab});
   return b.finish();
 }
@@ -127,7 +137,8 @@ struct Rotary {
 Rotary rotary(Builder& b, Graph& graph, Value* range, int64_t head_size, double theta) {
   auto t = make_tensor(DType::float32, {1, head_size / 2});
   for (int64_t i = 0; i < head_size / 2; ++i)
-    reinterpret_cast<float*>(mutable_data(*t))[i] = static_cast<float>(std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_size)));
+    reinterpret_cast<float*>(mutable_data(*t))[i] =
+        static_cast<float>(std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_size)));
   Value* frequency = graph.add_constant("rotary.inv_freq", t);
   Value* angle = b.op("Mul", {b.op("Unsqueeze", {b.cast(range, DType::float32), b.ints({1})}), frequency});  // [S, D/2]
   angle = b.op("Concat", {angle, angle}, {{"axis", int64_t{-1}, "", ""}});
@@ -150,7 +161,8 @@ Value* repeat_heads(Builder& b, Value* x, int64_t kv_heads, int64_t group, int64
 Model llama(const std::string& name, Settings& s) {
   Builder b(name, s);
   Sizes z = read_sizes(s, 16, 2048, 32, 8192);
-  int64_t kv_heads = s.number("kv_heads", z.heads % 4 == 0 ? z.heads / 4 : z.heads, 1 << 12), vocab = s.number("vocab", 128256, 1 << 24), d = z.head_size();
+  int64_t kv_heads = s.number("kv_heads", z.heads % 4 == 0 ? z.heads / 4 : z.heads, 1 << 12), vocab = s.number("vocab", 128256, 1 << 24),
+          d = z.head_size();
   if (z.heads % kv_heads != 0) s.refuse("kv_heads", "must divide heads, " + std::to_string(z.heads));
   if (d % 2 != 0) s.refuse("heads", "must leave an even head size for rotary embeddings");
   Dim batch = s.dimension("batch"), sequence = s.dimension("sequence");
@@ -186,7 +198,8 @@ Model llama(const std::string& name, Settings& s) {
 Model vit(const std::string& name, Settings& s) {
   Builder b(name, s);
   Sizes z = read_sizes(s, 12, 768, 12, 0);
-  int64_t image = s.number("image", 224, 1 << 14), channels = s.number("channels", 3, 1 << 12), classes = s.number("classes", 1000, 1 << 24), patch = 16;
+  int64_t image = s.number("image", 224, 1 << 14), channels = s.number("channels", 3, 1 << 12),
+          classes = s.number("classes", 1000, 1 << 24), patch = 16;
   if (image % patch != 0) s.refuse("image", "must be a multiple of the patch size, 16");
   int64_t patches = image / patch * (image / patch);
   Dim batch = s.dimension("batch");
@@ -218,12 +231,22 @@ Model vit(const std::string& name, Settings& s) {
 }  // namespace
 
 void add_transformers(std::vector<Architecture>& list) {
-  list.push_back({"bert", "BERT-base, an encoder", {"layers", "hidden", "heads", "intermediate", "vocab", "sequence", "batch", "dtype", "seed", "opset"}, bert});
-  list.push_back({"gpt2", "GPT-2 (124M), a decoder with fused QKV and tied embeddings",
-                  {"layers", "hidden", "heads", "intermediate", "vocab", "sequence", "batch", "dtype", "seed", "opset"}, gpt2});
-  list.push_back({"llama", "the shape of Llama-3.2-1B: GQA, RMSNorm, SwiGLU, rotary embeddings",
-                  {"layers", "hidden", "heads", "kv_heads", "intermediate", "vocab", "sequence", "batch", "dtype", "seed", "opset"}, llama});
-  list.push_back({"vit", "ViT-B/16, an image classifier", {"layers", "hidden", "heads", "intermediate", "channels", "image", "classes", "batch", "dtype", "seed", "opset"}, vit});
+  list.push_back({"bert",
+                  "BERT-base, an encoder",
+                  {"layers", "hidden", "heads", "intermediate", "vocab", "sequence", "batch", "dtype", "seed", "opset"},
+                  bert});
+  list.push_back({"gpt2",
+                  "GPT-2 (124M), a decoder with fused QKV and tied embeddings",
+                  {"layers", "hidden", "heads", "intermediate", "vocab", "sequence", "batch", "dtype", "seed", "opset"},
+                  gpt2});
+  list.push_back({"llama",
+                  "the shape of Llama-3.2-1B: GQA, RMSNorm, SwiGLU, rotary embeddings",
+                  {"layers", "hidden", "heads", "kv_heads", "intermediate", "vocab", "sequence", "batch", "dtype", "seed", "opset"},
+                  llama});
+  list.push_back({"vit",
+                  "ViT-B/16, an image classifier",
+                  {"layers", "hidden", "heads", "intermediate", "channels", "image", "classes", "batch", "dtype", "seed", "opset"},
+                  vit});
 }
 
 }  // namespace fretsaw

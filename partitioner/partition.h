@@ -19,12 +19,12 @@ struct PartitionOptions {
   Mesh mesh;
   int micro_batches = 1;
   std::string schedule = "gpipe";
-  std::vector<std::vector<std::string>> cuts;        // --cut: the values after which each boundary lies
-  std::map<std::string, int> batch_axes;              // --batch NAME=AXIS; -1: none
-  std::map<std::string, MergeRule> merges;            // --merge
-  std::map<std::string, Dims> shapes;                 // --shape
-  std::string target = "cpu";                         // cpu, h100, h200 or a JSON file
-  std::optional<int64_t> memory_bytes;                // --memory, of each device
+  std::vector<std::vector<std::string>> cuts;  // --cut: the values after which each boundary lies
+  std::map<std::string, int> batch_axes;       // --batch NAME=AXIS; -1: none
+  std::map<std::string, MergeRule> merges;     // --merge
+  std::map<std::string, Dims> shapes;          // --shape
+  std::string target = "cpu";                  // cpu, h100, h200 or a JSON file
+  std::optional<int64_t> memory_bytes;         // --memory, of each device
 };
 
 // Takes the model through normalising, grouping, batch analysis and cutting. `timings`, when given, receives every pass's time.

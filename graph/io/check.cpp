@@ -14,7 +14,9 @@
 namespace fretsaw {
 namespace {
 
-std::string first_line(std::string text) { return text.substr(0, text.find('\n')); }
+std::string first_line(std::string text) {
+  return text.substr(0, text.find('\n'));
+}
 
 void add_known_names(const Graph& graph, onnx::checker::LexicalScopeContext& scope) {
   for (const Value& v : graph.all_values()) scope.add(v.name);  // bodies add their own as the checker enters them
@@ -36,19 +38,22 @@ void check_nodes(const Model& model, const onnx::ModelProto& proto, std::vector<
     if (functions.count({domain, node.op_type()})) continue;
     auto opset = model.opsets.find(domain);
     if (opset == model.opsets.end()) {
-      findings.push_back({"error", node.name(), "", "opset-import", fmt::format("node '{}' ({}): its domain '{}' is not imported", node.name(), node.op_type(), domain)});
+      findings.push_back({"error", node.name(), "", "opset-import",
+                          fmt::format("node '{}' ({}): its domain '{}' is not imported", node.name(), node.op_type(), domain)});
       continue;
     }
     if (!onnx::OpSchemaRegistry::Schema(node.op_type(), static_cast<int>(opset->second), domain)) {
       bool standard = domain.empty();
       findings.push_back({standard ? "error" : "warning", node.name(), "", "unknown-operator",
-                          fmt::format("node '{}': operator '{}' of domain '{}' is not defined in version {}", node.name(), node.op_type(), domain, opset->second)});
+                          fmt::format("node '{}': operator '{}' of domain '{}' is not defined in version {}", node.name(), node.op_type(),
+                                      domain, opset->second)});
       continue;
     }
     try {
       onnx::checker::check_node(node, context, scope);
     } catch (const std::exception& e) {
-      findings.push_back({"error", node.name(), "", "operator-schema", fmt::format("node '{}' ({}): {}", node.name(), node.op_type(), first_line(e.what()))});
+      findings.push_back({"error", node.name(), "", "operator-schema",
+                          fmt::format("node '{}' ({}): {}", node.name(), node.op_type(), first_line(e.what()))});
     }
   }
 }
@@ -65,7 +70,8 @@ std::vector<Finding> check_model(const Model& model) {
   Model copy = clone(model);
   for (Finding& f : infer_shapes(copy).faults) findings.push_back(std::move(f));
   for (const Value* v : copy.graph->outputs)
-    if (v->type.kind == Type::Kind::unknown) findings.push_back({"warning", "", v->name, "unknown-type", "the type of output '" + v->name + "' is not known"});
+    if (v->type.kind == Type::Kind::unknown)
+      findings.push_back({"warning", "", v->name, "unknown-type", "the type of output '" + v->name + "' is not known"});
   return findings;
 }
 

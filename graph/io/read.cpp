@@ -25,7 +25,9 @@ Type type_from_proto(const onnx::TypeProto& proto) {
     if (t.has_shape()) {
       type.shape.emplace();
       for (const auto& d : t.shape().dim())
-        type.shape->push_back(d.has_dim_value() && d.dim_value() >= 0 ? Dim(d.dim_value()) : d.has_dim_param() ? Dim(d.dim_param()) : Dim());
+        type.shape->push_back(d.has_dim_value() && d.dim_value() >= 0 ? Dim(d.dim_value())
+                              : d.has_dim_param()                     ? Dim(d.dim_param())
+                                                                      : Dim());
     }
     return type;
   };
@@ -72,7 +74,8 @@ class GraphReader {
       if (it != scope.end() && it->second->type.kind == Type::Kind::unknown) set_type(*it->second, info);
     }
     scopes_.pop_back();
-    if (sort_nodes(*graph) && notes_) notes_->push_back(fmt::format("graph '{}': its nodes were not in topological order and have been sorted", graph->name));
+    if (sort_nodes(*graph) && notes_)
+      notes_->push_back(fmt::format("graph '{}': its nodes were not in topological order and have been sorted", graph->name));
     keep_rest(proto, *graph);
     return graph;
   }
@@ -105,7 +108,8 @@ class GraphReader {
       if (input.name().empty()) throw Error("a graph input has no name", "export the model again");
       Value* v = graph.add_value(input.name());
       set_type(*v, input);
-      if (!scope.emplace(input.name(), v).second) throw Error("the graph has two inputs named '" + input.name() + "'", "names must be unique");
+      if (!scope.emplace(input.name(), v).second)
+        throw Error("the graph has two inputs named '" + input.name() + "'", "names must be unique");
       graph.inputs.push_back(v);
     }
   }
@@ -120,7 +124,9 @@ class GraphReader {
     Value* v = it->second;
     if (v->constant) throw Error("there are two initializers named '" + tensor->name + "'", "names must be unique");
     if (v->type.is_tensor() && v->type.dtype != tensor->dtype)
-      throw Error(fmt::format("initializer '{}' is {} and the input of that name is {}", tensor->name, name_of(tensor->dtype), name_of(v->type.dtype)), "the file is damaged");
+      throw Error(fmt::format("initializer '{}' is {} and the input of that name is {}", tensor->name, name_of(tensor->dtype),
+                              name_of(v->type.dtype)),
+                  "the file is damaged");
     v->constant = std::move(tensor);
     v->type = Type::tensor(v->constant->dtype, shape_of(v->constant->dims));
     if (ir_version_ < 4) std::erase(graph.inputs, v);  // below IR 4 every initializer had to be an input as well
@@ -156,8 +162,12 @@ class GraphReader {
   }
 
   [[noreturn]] static void refuse_second_definition(const Node& node, const Value& first) {
-    std::string other = first.producer ? "node '" + first.producer->name + "' makes" : first.constant ? "an initializer is" : "a graph input is";
-    throw Error(fmt::format("output '{}' is defined twice: {} it already", first.name, other), "every value must be made once; export the model again").at_node(node.name, node.op);
+    std::string other = first.producer   ? "node '" + first.producer->name + "' makes"
+                        : first.constant ? "an initializer is"
+                                         : "a graph input is";
+    throw Error(fmt::format("output '{}' is defined twice: {} it already", first.name, other),
+                "every value must be made once; export the model again")
+        .at_node(node.name, node.op);
   }
 
   std::string unique_node_name(const onnx::NodeProto& proto) {
@@ -187,7 +197,8 @@ class GraphReader {
     for (const std::string& name : proto.input()) {
       Value* v = name.empty() ? nullptr : find(name);
       if (!v && !name.empty())
-        throw Error(fmt::format("input '{}' is not made by any node, and is no graph input or initializer", name), "export the model again").at_node(node.name, node.op);
+        throw Error(fmt::format("input '{}' is not made by any node, and is no graph input or initializer", name), "export the model again")
+            .at_node(node.name, node.op);
       node.inputs.push_back(v);
     }
     try {
@@ -200,8 +211,9 @@ class GraphReader {
     node.overload = proto.overload();
     if (proto.has_doc_string() || proto.device_configurations_size() > 0 || !proto.unknown_fields().empty()) {
       onnx::NodeProto rest = proto;
-      for (auto clear : {&onnx::NodeProto::clear_input, &onnx::NodeProto::clear_output, &onnx::NodeProto::clear_name, &onnx::NodeProto::clear_op_type,
-                         &onnx::NodeProto::clear_attribute, &onnx::NodeProto::clear_domain, &onnx::NodeProto::clear_metadata_props, &onnx::NodeProto::clear_overload})
+      for (auto clear : {&onnx::NodeProto::clear_input, &onnx::NodeProto::clear_output, &onnx::NodeProto::clear_name,
+                         &onnx::NodeProto::clear_op_type, &onnx::NodeProto::clear_attribute, &onnx::NodeProto::clear_domain,
+                         &onnx::NodeProto::clear_metadata_props, &onnx::NodeProto::clear_overload})
         (rest.*clear)();
       node.extra = rest.SerializeAsString();
     }
@@ -281,13 +293,17 @@ class GraphReader {
   void read_output(const onnx::ValueInfoProto& output, Graph& graph, Scope& scope) {
     auto it = scope.find(output.name());
     Value* v = it != scope.end() ? it->second : find(output.name());
-    if (!v) throw Error("graph output '" + output.name() + "' is not made by any node, and is no graph input or initializer", "export the model again");
+    if (!v)
+      throw Error("graph output '" + output.name() + "' is not made by any node, and is no graph input or initializer",
+                  "export the model again");
     if (it != scope.end() && v->type.kind == Type::Kind::unknown) set_type(*v, output);
     graph.outputs.push_back(v);
   }
 
   static void keep_rest(const onnx::GraphProto& proto, Graph& graph) {
-    if (!proto.has_doc_string() && proto.quantization_annotation_size() == 0 && proto.metadata_props_size() == 0 && proto.unknown_fields().empty()) return;
+    if (!proto.has_doc_string() && proto.quantization_annotation_size() == 0 && proto.metadata_props_size() == 0 &&
+        proto.unknown_fields().empty())
+      return;
     onnx::GraphProto rest;
     rest.mutable_unknown_fields()->MergeFrom(proto.unknown_fields());
     if (proto.has_doc_string()) rest.set_doc_string(proto.doc_string());
@@ -313,7 +329,8 @@ void parse(std::span<const std::byte> bytes, onnx::ModelProto& proto) {
   google::protobuf::io::CodedInputStream coded(&stream);
   coded.SetRecursionLimit(500);
   if (stripped.size() > INT32_MAX || !proto.ParseFromCodedStream(&coded) || !coded.ConsumedEntireMessage())
-    throw Error("is not an ONNX model, or is damaged: its bytes do not parse", "check that the file is complete and was written by an ONNX exporter");
+    throw Error("is not an ONNX model, or is damaged: its bytes do not parse",
+                "check that the file is complete and was written by an ONNX exporter");
 }
 
 void check_versions(const onnx::ModelProto& proto) {
@@ -321,7 +338,8 @@ void check_versions(const onnx::ModelProto& proto) {
   if (proto.ir_version() < 3)
     throw Error(fmt::format("has IR version {}, which is below 3", proto.ir_version()), "convert the model with a newer exporter");
   if (proto.ir_version() > onnx::Version::IR_VERSION)
-    throw Error(fmt::format("has IR version {}, newer than {}, the newest this build reads", proto.ir_version(), static_cast<int>(onnx::Version::IR_VERSION)),
+    throw Error(fmt::format("has IR version {}, newer than {}, the newest this build reads", proto.ir_version(),
+                            static_cast<int>(onnx::Version::IR_VERSION)),
                 "export it with an older IR version, or build fretsaw with a newer libonnx");
   if (proto.opset_import_size() == 0) throw Error("imports no operator set", "the file is damaged; export the model again");
 }
@@ -332,10 +350,12 @@ void read_header(const onnx::ModelProto& proto, Model& model) {
     std::string domain = opset.domain() == "ai.onnx" ? "" : opset.domain();
     auto [it, added] = model.opsets.emplace(domain, opset.version());
     if (!added && it->second != opset.version())
-      throw Error(fmt::format("imports operator set '{}' as version {} and as {}", domain, it->second, opset.version()), "the file is damaged");
+      throw Error(fmt::format("imports operator set '{}' as version {} and as {}", domain, it->second, opset.version()),
+                  "the file is damaged");
   }
   for (const auto& entry : proto.metadata_props()) model.metadata[entry.key()] = entry.value();
-  for (const auto& f : proto.functions()) model.functions.push_back({f.domain() == "ai.onnx" ? "" : f.domain(), f.name(), f.overload(), f.SerializeAsString()});
+  for (const auto& f : proto.functions())
+    model.functions.push_back({f.domain() == "ai.onnx" ? "" : f.domain(), f.name(), f.overload(), f.SerializeAsString()});
 }
 
 }  // namespace

@@ -18,9 +18,10 @@ struct NpyType {
   const char* code;
   DType dtype;
 };
-constexpr NpyType kNpyTypes[] = {{"<f4", DType::float32}, {"<f8", DType::float64}, {"<f2", DType::float16}, {"<i8", DType::int64},   {"<i4", DType::int32},
-                                 {"<i2", DType::int16},   {"|i1", DType::int8},    {"<u8", DType::uint64},  {"<u4", DType::uint32},  {"<u2", DType::uint16},
-                                 {"|u1", DType::uint8},   {"|b1", DType::boolean}, {"<c8", DType::complex64}, {"<c16", DType::complex128}};
+constexpr NpyType kNpyTypes[] = {{"<f4", DType::float32},   {"<f8", DType::float64},    {"<f2", DType::float16}, {"<i8", DType::int64},
+                                 {"<i4", DType::int32},     {"<i2", DType::int16},      {"|i1", DType::int8},    {"<u8", DType::uint64},
+                                 {"<u4", DType::uint32},    {"<u2", DType::uint16},     {"|u1", DType::uint8},   {"|b1", DType::boolean},
+                                 {"<c8", DType::complex64}, {"<c16", DType::complex128}};
 
 // The text after 'key': in the header's dictionary.
 std::string npy_field(const std::string& header, const std::string& key) {
@@ -61,10 +62,13 @@ TensorPtr read_npy(std::shared_ptr<const MappedFile> file) {
   auto t = std::make_shared<Tensor>();
   for (const NpyType& type : kNpyTypes)
     if (descr.size() > 2 && descr.compare(1, descr.find('\'', 1) - 1, type.code) == 0) t->dtype = type.dtype;
-  if (t->dtype == DType::undefined) throw Error("is a .npy file of the type " + descr.substr(0, 12) + ", which is not supported", "convert it to little-endian numbers");
-  if (npy_field(header, "fortran_order").rfind("False", 0) != 0) throw Error("is a .npy file in Fortran order", "save numpy.ascontiguousarray(x)");
+  if (t->dtype == DType::undefined)
+    throw Error("is a .npy file of the type " + descr.substr(0, 12) + ", which is not supported", "convert it to little-endian numbers");
+  if (npy_field(header, "fortran_order").rfind("False", 0) != 0)
+    throw Error("is a .npy file in Fortran order", "save numpy.ascontiguousarray(x)");
   t->dims = npy_shape(npy_field(header, "shape"));
-  if (t->bytes() > bytes.size() - start - length) throw Error("is a .npy file with fewer bytes than its shape needs", "the file is truncated");
+  if (t->bytes() > bytes.size() - start - length)
+    throw Error("is a .npy file with fewer bytes than its shape needs", "the file is truncated");
   t->data = bytes.data() + start + length;
   t->owner = t->file = file;
   t->file_offset = start + length;

@@ -1,6 +1,6 @@
 // TensorProto to Tensor and back: inline data in all its forms, external files, bytes mapped from the model's own file.
-#include <onnx/onnx_pb.h>
 #include <fmt/format.h>
+#include <onnx/onnx_pb.h>
 
 #include <cstring>
 #include <filesystem>
@@ -19,7 +19,8 @@ template <typename U, typename Field>
 void narrow(const Field& field, Tensor& t, int64_t per_element = 1) {
   auto want = static_cast<int64_t>(bytes_of(t.dtype, t.count()) / sizeof(U));
   if (field.size() != want && !(field.empty() && want == 0))
-    throw Error(fmt::format("tensor '{}' of shape {} needs {} values and has {}", t.name, to_string(t.dims), want / per_element, field.size() / per_element),
+    throw Error(fmt::format("tensor '{}' of shape {} needs {} values and has {}", t.name, to_string(t.dims), want / per_element,
+                            field.size() / per_element),
                 "the file is damaged");
   auto* out = reinterpret_cast<U*>(mutable_data(t));
   for (int64_t i = 0; i < want; ++i) out[i] = static_cast<U>(field[static_cast<int>(i)]);
@@ -54,11 +55,14 @@ void fill_from_typed_fields(const onnx::TensorProto& proto, Tensor& t) {
 // "OFFSET LENGTH" of a kMappedKey entry, checked against the file.
 void map_from_model_file(const std::string& place, Tensor& t, const FileCache& files) {
   uint64_t offset = 0, length = 0;
-  if (std::sscanf(place.c_str(), "%lu %lu", &offset, &length) != 2 || !files.model_file) throw Error("tensor '" + t.name + "' has a damaged place");
+  if (std::sscanf(place.c_str(), "%lu %lu", &offset, &length) != 2 || !files.model_file)
+    throw Error("tensor '" + t.name + "' has a damaged place");
   auto bytes = files.model_file->bytes();
-  if (offset > bytes.size() || length > bytes.size() - offset) throw Error("tensor '" + t.name + "' has a place outside the file", "the file is damaged");
+  if (offset > bytes.size() || length > bytes.size() - offset)
+    throw Error("tensor '" + t.name + "' has a place outside the file", "the file is damaged");
   if (length != t.bytes())
-    throw Error(fmt::format("tensor '{}' {}{} needs {} bytes and has {}", t.name, name_of(t.dtype), to_string(t.dims), t.bytes(), length), "the file is damaged");
+    throw Error(fmt::format("tensor '{}' {}{} needs {} bytes and has {}", t.name, name_of(t.dtype), to_string(t.dims), t.bytes(), length),
+                "the file is damaged");
   t.data = bytes.data() + offset;
   t.owner = t.file = files.model_file;
   t.file_offset = offset;
@@ -68,7 +72,8 @@ void map_from_model_file(const std::string& place, Tensor& t, const FileCache& f
 fs::path safe_path(const std::string& location, const std::string& folder, const std::string& tensor) {
   fs::path relative(location);
   auto refuse = [&](const std::string& why) {
-    throw Error(fmt::format("tensor '{}' names the external file '{}', which {}", tensor, location, why), "external files must lie in the model's folder");
+    throw Error(fmt::format("tensor '{}' names the external file '{}', which {}", tensor, location, why),
+                "external files must lie in the model's folder");
   };
   if (location.empty()) throw Error("tensor '" + tensor + "' is external and names no location", "the file is damaged");
   if (location.find('\0') != std::string::npos) refuse("holds a zero byte");
@@ -92,7 +97,8 @@ uint64_t number(const std::string& text, const std::string& key, const std::stri
   } catch (const std::exception&) {
     used = 0;
   }
-  if (used == 0 || used != text.size() || text[0] == '-') throw Error(fmt::format("tensor '{}' has the {} '{}', which is no number", tensor, key, text), "the file is damaged");
+  if (used == 0 || used != text.size() || text[0] == '-')
+    throw Error(fmt::format("tensor '{}' has the {} '{}', which is no number", tensor, key, text), "the file is damaged");
   return v;
 }
 
@@ -109,7 +115,8 @@ void map_external(const onnx::TensorProto& proto, Tensor& t, const std::string& 
   t.file_offset = offset;
   fs::path path = safe_path(location, folder, t.name);
   if (length && *length < t.bytes())
-    throw Error(fmt::format("tensor '{}' {}{} needs {} bytes and its external length is {}", t.name, name_of(t.dtype), to_string(t.dims), t.bytes(), *length),
+    throw Error(fmt::format("tensor '{}' {}{} needs {} bytes and its external length is {}", t.name, name_of(t.dtype), to_string(t.dims),
+                            t.bytes(), *length),
                 "the file is damaged");
   auto& file = files.external[path.string()];
   if (!file) {
@@ -119,14 +126,16 @@ void map_external(const onnx::TensorProto& proto, Tensor& t, const std::string& 
         t.missing = "the external file '" + location + "' does not exist";
         return;
       }
-      throw Error(fmt::format("tensor '{}' is stored in '{}', which does not exist", t.name, location), "put the weight file beside the model, or partition with --structure-only");
+      throw Error(fmt::format("tensor '{}' is stored in '{}', which does not exist", t.name, location),
+                  "put the weight file beside the model, or partition with --structure-only");
     }
     file = MappedFile::open(path.string());
   }
   auto bytes = file->bytes();
   if (offset > bytes.size() || t.bytes() > bytes.size() - offset)
-    throw Error(fmt::format("tensor '{}' needs bytes {} to {} of '{}', which has {}", t.name, offset, offset + t.bytes(), location, bytes.size()),
-                "the weight file is shorter than the model says");
+    throw Error(
+        fmt::format("tensor '{}' needs bytes {} to {} of '{}', which has {}", t.name, offset, offset + t.bytes(), location, bytes.size()),
+        "the weight file is shorter than the model says");
   t.data = bytes.data() + offset;
   t.owner = t.file = file;
 }
@@ -139,12 +148,14 @@ TensorPtr tensor_from_proto(const onnx::TensorProto& proto, const std::string& f
   head.name = proto.name();
   head.dtype = static_cast<DType>(proto.data_type());
   if (proto.data_type() <= 0 || name_of(head.dtype) == "undefined" || proto.data_type() > 255)
-    throw Error(fmt::format("tensor '{}' has the data type {}, which ONNX does not define", proto.name(), proto.data_type()), "the file is damaged or newer than this build");
+    throw Error(fmt::format("tensor '{}' has the data type {}, which ONNX does not define", proto.name(), proto.data_type()),
+                "the file is damaged or newer than this build");
   head.dims.assign(proto.dims().begin(), proto.dims().end());
   if (proto.has_segment()) throw Error("tensor '" + head.name + "' is stored in segments", "write it again in one piece");
   int64_t count = head.count();  // throws on negative or overflowing dimensions
   if (head.dtype == DType::string) {
-    if (proto.string_data_size() != count) throw Error("tensor '" + head.name + "' does not have as many strings as its shape says", "the file is damaged");
+    if (proto.string_data_size() != count)
+      throw Error("tensor '" + head.name + "' does not have as many strings as its shape says", "the file is damaged");
     head.strings.assign(proto.string_data().begin(), proto.string_data().end());
     return shape_only;
   }
@@ -159,7 +170,8 @@ TensorPtr tensor_from_proto(const onnx::TensorProto& proto, const std::string& f
   }
   if (proto.has_raw_data()) {
     if (proto.raw_data().size() != head.bytes())
-      throw Error(fmt::format("tensor '{}' {}{} needs {} bytes and has {}", head.name, name_of(head.dtype), to_string(head.dims), head.bytes(), proto.raw_data().size()),
+      throw Error(fmt::format("tensor '{}' {}{} needs {} bytes and has {}", head.name, name_of(head.dtype), to_string(head.dims),
+                              head.bytes(), proto.raw_data().size()),
                   "the file is damaged");
     auto t = make_tensor(head.dtype, head.dims);
     t->name = head.name;
@@ -167,9 +179,12 @@ TensorPtr tensor_from_proto(const onnx::TensorProto& proto, const std::string& f
     return t;
   }
   // Typed fields hold a value each: a shape that claims more than the file has is refused before memory is taken for it.
-  int64_t stored = int64_t{proto.float_data_size()} + proto.int32_data_size() + proto.int64_data_size() + proto.double_data_size() + proto.uint64_data_size();
+  int64_t stored = int64_t{proto.float_data_size()} + proto.int32_data_size() + proto.int64_data_size() + proto.double_data_size() +
+                   proto.uint64_data_size();
   if (count > 0 && static_cast<int64_t>(head.bytes()) > stored * 8)
-    throw Error(fmt::format("tensor '{}' {}{} needs {} bytes and has {} values", head.name, name_of(head.dtype), to_string(head.dims), head.bytes(), stored), "the file is damaged");
+    throw Error(fmt::format("tensor '{}' {}{} needs {} bytes and has {} values", head.name, name_of(head.dtype), to_string(head.dims),
+                            head.bytes(), stored),
+                "the file is damaged");
   auto t = make_tensor(head.dtype, head.dims);
   t->name = head.name;
   fill_from_typed_fields(proto, *t);
@@ -189,7 +204,8 @@ TensorPtr densify(const onnx::SparseTensorProto& proto, const std::string& folde
   auto places = int_values(*indexes);
   int64_t n = values->count(), rank = static_cast<int64_t>(dims.size());
   bool linear = indexes->dims.size() == 1;
-  if (!places || values->dims.size() != 1 || values->dtype == DType::string || bits_of(values->dtype) < 8 || values->is_missing()) fault("has values or indexes of a form that is not supported");
+  if (!places || values->dims.size() != 1 || values->dtype == DType::string || bits_of(values->dtype) < 8 || values->is_missing())
+    fault("has values or indexes of a form that is not supported");
   if (indexes->count() != (linear ? n : n * rank)) fault("does not have one index for each value");
   if (bytes_of(values->dtype, count_of(dims)) > (size_t{1} << 32)) fault("is too large to be made dense");
   auto dense = make_tensor(values->dtype, dims);

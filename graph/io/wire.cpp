@@ -47,7 +47,8 @@ void put_bytes(std::string& out, uint32_t field, const std::string& bytes) {
 
 class Stripper {
  public:
-  Stripper(std::span<const std::byte> file, size_t threshold) : base_(reinterpret_cast<const char*>(file.data())), size_(file.size()), threshold_(threshold) {}
+  Stripper(std::span<const std::byte> file, size_t threshold)
+      : base_(reinterpret_cast<const char*>(file.data())), size_(file.size()), threshold_(threshold) {}
 
   std::string run() {
     std::string out;
@@ -57,7 +58,8 @@ class Stripper {
 
  private:
   [[noreturn]] static void damaged() {
-    throw Error("is not an ONNX model, or is damaged: its bytes do not parse", "check that the file is complete and was written by an ONNX exporter");
+    throw Error("is not an ONNX model, or is damaged: its bytes do not parse",
+                "check that the file is complete and was written by an ONNX exporter");
   }
 
   uint64_t get_varint(size_t& at, size_t end) const {
@@ -134,6 +136,8 @@ class Stripper {
 
 }  // namespace
 
-std::string strip_weights(std::span<const std::byte> file, size_t threshold) { return Stripper(file, threshold).run(); }
+std::string strip_weights(std::span<const std::byte> file, size_t threshold) {
+  return Stripper(file, threshold).run();
+}
 
 }  // namespace fretsaw

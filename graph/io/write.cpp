@@ -55,7 +55,9 @@ void serialize(const onnx::ModelProto& proto, const std::string& path) {
     ok = proto.SerializeToCodedStream(&coded);
   }
   ok = stream.Close() && ok;
-  if (!ok) throw Error("cannot be written: the disk may be full, or the model over 2 GiB", "free space, or store weights externally").in_file(path);
+  if (!ok)
+    throw Error("cannot be written: the disk may be full, or the model over 2 GiB", "free space, or store weights externally")
+        .in_file(path);
 }
 
 // Removes what was begun unless it was completed.

@@ -58,8 +58,10 @@ class Engine {
       slot = std::make_unique<onnx::TensorShapeProto>();
       for (const ShapeElement& e : it->second) {
         auto* d = slot->add_dim();
-        if (e.value) d->set_dim_value(*e.value);
-        else if (!e.symbol.empty()) d->set_dim_param(e.symbol);
+        if (e.value)
+          d->set_dim_value(*e.value);
+        else if (!e.symbol.empty())
+          d->set_dim_param(e.symbol);
       }
     }
     return slot.get();
@@ -67,8 +69,10 @@ class Engine {
 
   std::vector<const onnx::TypeProto*> infer_body(Graph& body, const std::vector<const onnx::TypeProto*>& inputs) {
     for (size_t i = 0; i < body.inputs.size(); ++i) {
-      if (i < inputs.size() && inputs[i]) body.inputs[i]->type = type_from_proto(*inputs[i]);
-      else if (!options_.keep_hints) body.inputs[i]->type = {};
+      if (i < inputs.size() && inputs[i])
+        body.inputs[i]->type = type_from_proto(*inputs[i]);
+      else if (!options_.keep_hints)
+        body.inputs[i]->type = {};
       forget(body.inputs[i]);
     }
     for (Node* node : body.nodes)
@@ -125,7 +129,8 @@ class Engine {
 class BodyInferencer : public onnx::GraphInferencer {
  public:
   BodyInferencer(Engine& engine, Graph& body) : engine_(engine), body_(body) {}
-  std::vector<const onnx::TypeProto*> doInferencing(const std::vector<const onnx::TypeProto*>& types, const std::vector<const onnx::TensorProto*>&) override {
+  std::vector<const onnx::TypeProto*> doInferencing(const std::vector<const onnx::TypeProto*>& types,
+                                                    const std::vector<const onnx::TensorProto*>&) override {
     return engine_.infer_body(body_, types);
   }
 
@@ -149,7 +154,9 @@ class NodeContext : public onnx::InferenceContext {
   const onnx::TypeProto* getInputType(size_t i) const override { return node_.input(i) ? engine_.type_proto(node_.input(i)) : nullptr; }
   bool hasInput(size_t i) const override { return node_.input(i) != nullptr; }
   const onnx::TensorProto* getInputData(size_t i) const override { return node_.input(i) ? engine_.data_proto(node_.input(i)) : nullptr; }
-  const onnx::TensorShapeProto* getSymbolicInput(size_t i) const override { return node_.input(i) ? engine_.symbolic_proto(node_.input(i)) : nullptr; }
+  const onnx::TensorShapeProto* getSymbolicInput(size_t i) const override {
+    return node_.input(i) ? engine_.symbolic_proto(node_.input(i)) : nullptr;
+  }
   const onnx::SparseTensorProto* getInputSparseData(size_t) const override { return nullptr; }
   size_t getNumOutputs() const override { return outputs_.size(); }
   onnx::TypeProto* getOutputType(size_t i) override {
@@ -278,7 +285,8 @@ void Engine::infer_types(Node& node) {
   try {
     schema->GetTypeAndShapeInferenceFunction()(context);
   } catch (const std::exception& e) {
-    facts_.faults.push_back({"error", node.name, node.out(0) ? node.out(0)->name : "", "shape-inference", fmt::format("node '{}' ({}): {}", node.name, node.op, e.what())});
+    facts_.faults.push_back({"error", node.name, node.out(0) ? node.out(0)->name : "", "shape-inference",
+                             fmt::format("node '{}' ({}): {}", node.name, node.op, e.what())});
     return;
   }
   for (size_t i = 0; i < node.outputs.size(); ++i)
@@ -412,11 +420,15 @@ void set_input_shapes(Model& model, const std::map<std::string, Dims>& shapes) {
     if (!input) {
       std::string names;
       for (const Value* v : model.graph->inputs) names += (names.empty() ? "'" : ", '") + v->name + "'";
-      throw Error("--shape names '" + name + "', which is no input of the model", "its inputs are " + (names.empty() ? "none" : names), ErrorCode::usage).in_file(model.path);
+      throw Error("--shape names '" + name + "', which is no input of the model", "its inputs are " + (names.empty() ? "none" : names),
+                  ErrorCode::usage)
+          .in_file(model.path);
     }
     Type& type = input->type;
     auto refuse = [&](const std::string& what) {
-      throw Error(fmt::format("--shape gives '{}' the shape {}, {}", name, to_string(dims), what), "give it as the model has it: " + to_string(type), ErrorCode::usage).in_file(model.path);
+      throw Error(fmt::format("--shape gives '{}' the shape {}, {}", name, to_string(dims), what),
+                  "give it as the model has it: " + to_string(type), ErrorCode::usage)
+          .in_file(model.path);
     };
     if (!type.is_tensor()) refuse("and it is no tensor");
     if (type.shape && type.shape->size() != dims.size()) refuse("and its rank is " + std::to_string(type.shape->size()));

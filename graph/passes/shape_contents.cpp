@@ -18,7 +18,9 @@ ShapeElement element_of(const Dim& d) {
   return e;
 }
 
-std::string text_of(const ShapeElement& e) { return e.value ? std::to_string(*e.value) : e.symbol; }
+std::string text_of(const ShapeElement& e) {
+  return e.value ? std::to_string(*e.value) : e.symbol;
+}
 
 ShapeElement from_text(const std::string& text) {
   ShapeElement e;
@@ -129,13 +131,16 @@ Result slice(const Inputs& in) {
   int64_t step = steps ? (*steps)[0] : 1, start = (*starts)[0], end = (*ends)[0];
   if (step == 0 || step == INT64_MIN) return std::nullopt;
   if (start < 0) start += n;
-  if (end < 0 && end >= -n) end += n;
-  else if (end < -n) end = -1;
+  if (end < 0 && end >= -n)
+    end += n;
+  else if (end < -n)
+    end = -1;
   Elements out;
   if (step > 0) {
     for (int64_t i = std::max<int64_t>(start, 0); i < std::min(end, n); i += step) out.push_back((*data)[static_cast<size_t>(i)]);
   } else {
-    for (int64_t i = std::min(start, n - 1); i > std::max<int64_t>(end, -1) && i >= 0; i += step) out.push_back((*data)[static_cast<size_t>(i)]);
+    for (int64_t i = std::min(start, n - 1); i > std::max<int64_t>(end, -1) && i >= 0; i += step)
+      out.push_back((*data)[static_cast<size_t>(i)]);
   }
   return out;
 }
@@ -172,7 +177,8 @@ ShapeElement combine(const std::string& op, const ShapeElement& a, const ShapeEl
   // A dimension is never negative: comparisons with -1 are how exporters ask whether an Expand keeps it.
   if (op == "Equal" && !x.empty() && !y.empty()) {
     if (x == y) return {1, ""};
-    if ((a.value && *a.value < 0 && y.find('-') == std::string::npos) || (b.value && *b.value < 0 && x.find('-') == std::string::npos)) return {0, ""};
+    if ((a.value && *a.value < 0 && y.find('-') == std::string::npos) || (b.value && *b.value < 0 && x.find('-') == std::string::npos))
+      return {0, ""};
   }
   return {};
 }
@@ -192,10 +198,14 @@ Result unary(const Inputs& in) {
   if (!a) return std::nullopt;
   Elements out = *a;
   for (ShapeElement& e : out) {
-    if (in.node.op == "Neg") e = from_text(symbolic_mul(text_of(e), "-1"));
-    else if (!e.value) e = {};
-    else if (in.node.op == "Not") e.value = !*e.value;
-    else if (in.node.op == "Abs" && *e.value != INT64_MIN) e.value = std::abs(*e.value);
+    if (in.node.op == "Neg")
+      e = from_text(symbolic_mul(text_of(e), "-1"));
+    else if (!e.value)
+      e = {};
+    else if (in.node.op == "Not")
+      e.value = !*e.value;
+    else if (in.node.op == "Abs" && *e.value != INT64_MIN)
+      e.value = std::abs(*e.value);
   }
   return out;
 }
@@ -209,15 +219,18 @@ Result where(const Inputs& in) {
   Elements out(n);
   for (size_t i = 0; i < n; ++i) {
     const ShapeElement &x = (*a)[a->size() == 1 ? 0 : i], &y = (*b)[b->size() == 1 ? 0 : i], &condition = (*c)[c->size() == 1 ? 0 : i];
-    if (condition.value) out[i] = *condition.value ? x : y;
-    else if (x == y) out[i] = x;
+    if (condition.value)
+      out[i] = *condition.value ? x : y;
+    else if (x == y)
+      out[i] = x;
   }
   return out;
 }
 
 Result constant_of_shape(const Inputs& in) {
   auto dims = in.ints(0);
-  if (!dims || dims->size() > 1 || (dims->size() == 1 && ((*dims)[0] < 0 || (*dims)[0] > static_cast<int64_t>(kMaxContents)))) return std::nullopt;
+  if (!dims || dims->size() > 1 || (dims->size() == 1 && ((*dims)[0] < 0 || (*dims)[0] > static_cast<int64_t>(kMaxContents))))
+    return std::nullopt;
   TensorPtr value = in.node.get_tensor("value");
   if (!value) return std::nullopt;  // the default is a float
   auto v = int_values(*value);
@@ -258,13 +271,42 @@ Result expand(const Inputs& in) {
 }
 
 const std::unordered_map<std::string, Result (*)(const Inputs&)>& rules() {
-  static const std::unordered_map<std::string, Result (*)(const Inputs&)> table = {
-      {"Shape", shape}, {"Size", size}, {"Identity", same}, {"Cast", cast}, {"Gather", gather}, {"Concat", concat}, {"Slice", slice},
-      {"Unsqueeze", same}, {"Squeeze", same}, {"Reshape", same}, {"Flatten", same}, {"Add", binary}, {"Sub", binary}, {"Mul", binary}, {"Div", binary},
-      {"Mod", binary}, {"Max", binary}, {"Min", binary}, {"Equal", binary}, {"Less", binary}, {"Greater", binary}, {"LessOrEqual", binary},
-      {"GreaterOrEqual", binary}, {"And", binary}, {"Or", binary}, {"Not", unary}, {"Neg", unary}, {"Abs", unary}, {"Where", where},
-      {"ConstantOfShape", constant_of_shape}, {"Range", range}, {"ReduceProd", reduce}, {"ReduceSum", reduce}, {"ReduceMax", reduce}, {"ReduceMin", reduce},
-      {"Expand", expand}};
+  static const std::unordered_map<std::string, Result (*)(const Inputs&)> table = {{"Shape", shape},
+                                                                                   {"Size", size},
+                                                                                   {"Identity", same},
+                                                                                   {"Cast", cast},
+                                                                                   {"Gather", gather},
+                                                                                   {"Concat", concat},
+                                                                                   {"Slice", slice},
+                                                                                   {"Unsqueeze", same},
+                                                                                   {"Squeeze", same},
+                                                                                   {"Reshape", same},
+                                                                                   {"Flatten", same},
+                                                                                   {"Add", binary},
+                                                                                   {"Sub", binary},
+                                                                                   {"Mul", binary},
+                                                                                   {"Div", binary},
+                                                                                   {"Mod", binary},
+                                                                                   {"Max", binary},
+                                                                                   {"Min", binary},
+                                                                                   {"Equal", binary},
+                                                                                   {"Less", binary},
+                                                                                   {"Greater", binary},
+                                                                                   {"LessOrEqual", binary},
+                                                                                   {"GreaterOrEqual", binary},
+                                                                                   {"And", binary},
+                                                                                   {"Or", binary},
+                                                                                   {"Not", unary},
+                                                                                   {"Neg", unary},
+                                                                                   {"Abs", unary},
+                                                                                   {"Where", where},
+                                                                                   {"ConstantOfShape", constant_of_shape},
+                                                                                   {"Range", range},
+                                                                                   {"ReduceProd", reduce},
+                                                                                   {"ReduceSum", reduce},
+                                                                                   {"ReduceMax", reduce},
+                                                                                   {"ReduceMin", reduce},
+                                                                                   {"Expand", expand}};
   return table;
 }
 

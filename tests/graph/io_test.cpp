@@ -1,4 +1,6 @@
 // Reading and writing: CASES 1 to 15 as far as files and names go, and load-save-load.
+#include "graph/io.h"
+
 #include <gtest/gtest.h>
 #include <onnx/checker.h>
 #include <onnx/defs/parser.h>
@@ -10,7 +12,6 @@
 #include <fstream>
 
 #include "graph/errors.h"
-#include "graph/io.h"
 #include "graph/passes.h"
 
 namespace fretsaw {
@@ -51,7 +52,8 @@ std::string error_of(const std::string& path) {
   return "";
 }
 
-onnx::TensorProto* external(onnx::ModelProto& proto, const std::string& location, const std::string& offset, const std::string& length, int64_t count) {
+onnx::TensorProto* external(onnx::ModelProto& proto, const std::string& location, const std::string& offset, const std::string& length,
+                            int64_t count) {
   auto* t = proto.mutable_graph()->add_initializer();
   t->set_name("w");
   t->set_data_type(onnx::TensorProto::FLOAT);
@@ -88,9 +90,15 @@ TEST_F(Files, BadExternalDataIsRefused) {  // CASE 2
   struct Row {
     const char *location, *offset, *length, *says;
   };
-  const Row rows[] = {{"/etc/hostname", "0", "16", "absolute"}, {"../outside.bin", "0", "16", "'..'"},   {"link.bin", "0", "16", "link out of the model's folder"},
-                      {"short.bin", "0", "", "shorter"},        {"w.bin", "0", "8", "external length"},  {"w.bin", "60", "16", "shorter"},
-                      {"w.bin", "-4", "16", "no number"},       {"absent.bin", "0", "16", "does not exist"}, {"", "0", "16", "no location"},
+  const Row rows[] = {{"/etc/hostname", "0", "16", "absolute"},
+                      {"../outside.bin", "0", "16", "'..'"},
+                      {"link.bin", "0", "16", "link out of the model's folder"},
+                      {"short.bin", "0", "", "shorter"},
+                      {"w.bin", "0", "8", "external length"},
+                      {"w.bin", "60", "16", "shorter"},
+                      {"w.bin", "-4", "16", "no number"},
+                      {"absent.bin", "0", "16", "does not exist"},
+                      {"", "0", "16", "no location"},
                       {"w.bin", "99999999999999999999999", "16", "no number"}};
   for (const Row& row : rows) {
     auto proto = parse(kAddW);
@@ -144,7 +152,8 @@ TEST_F(Files, LargeInlineWeightsAreMappedAndSurviveSaving) {  // CASE 1
 TEST_F(Files, LoadSaveLoadIsEqual) {
   const char* graphs[] = {
       "g (float[N, 3] x) => (float[N, 3] y) { t = Relu(x)\n y = Mul(t, t) }",
-      "g (float[2] x, bool c) => (float[2] y) { y = If(c) <then_branch = a () => (float[2] p) { p = Identity(x) }, else_branch = b () => (float[2] q) { q = Neg(x) }> }",
+      "g (float[2] x, bool c) => (float[2] y) { y = If(c) <then_branch = a () => (float[2] p) { p = Identity(x) }, else_branch = b () => "
+      "(float[2] q) { q = Neg(x) }> }",
       "g (float[4] x) => (float[4] y) <float w = {2.0}> { v = Constant <value = float {1.5}> ()\n t = Mul(x, v)\n y = Add(t, w) }"};
   for (const char* graph : graphs) {
     auto proto = parse(graph);
