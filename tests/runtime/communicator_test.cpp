@@ -272,7 +272,7 @@ TEST_P(CommunicatorTest, SplitGroupsByColour) {
 
 // Every rank but the last waits in another kind of operation; the abort must wake them all, at once and with its reason.
 TEST_P(CommunicatorTest, AbortWakesEverybody) {
-  if (size() < 2) GTEST_SKIP();
+  if (size() < 2) GTEST_SKIP() << "needs at least 2 ranks";
   auto start = std::chrono::steady_clock::now();
   std::atomic<int> woken{0};
   on_ranks([&](Communicator& c) {
@@ -311,7 +311,7 @@ TEST_P(CommunicatorTest, AbortWakesEverybody) {
 }
 
 TEST_P(CommunicatorTest, AbortReachesSplitGroups) {
-  if (size() < 3) GTEST_SKIP();
+  if (size() < 3) GTEST_SKIP() << "needs at least 3 ranks";
   on_ranks([&](Communicator& c) {
     auto part = c.split(c.rank() == 0 ? 0 : 1);
     if (c.rank() == 0) {
@@ -323,7 +323,7 @@ TEST_P(CommunicatorTest, AbortReachesSplitGroups) {
 }
 
 TEST_P(CommunicatorTest, WaitingEndsAtTheTimeOut) {
-  if (size() < 2) GTEST_SKIP();
+  if (size() < 2) GTEST_SKIP() << "needs at least 2 ranks";
   auto start = std::chrono::steady_clock::now();
   on_ranks(
       [&](Communicator& c) {
@@ -340,7 +340,7 @@ TEST_P(CommunicatorTest, WaitingEndsAtTheTimeOut) {
 }
 
 TEST_P(CommunicatorTest, DisagreementIsAnErrorEverywhere) {
-  if (size() < 2) GTEST_SKIP();
+  if (size() < 2) GTEST_SKIP() << "needs at least 2 ranks";
   EXPECT_THROW(on_ranks([&](Communicator& c) {
                  std::vector<float> data(c.rank() == 0 ? 4 : 5);
                  c.all_reduce(bytes(std::as_const(data)), bytes(data), DType::float32, Reduction::sum);

@@ -1,7 +1,7 @@
 """Real models with reference results, whole and cut: zoo.py COMMAND FOLDER. FOLDER/KIND/NAME holds model.onnx and test_data_set_0.
 
 Whole: every output within 2e-5 of its range of the reference. Cut in 2, 3 and 4 stages, in 1 and 2 micro-batches: equal to the bit to the whole model with
-the same micro-batches and threads. Exits with 77 (skipped) where the folder is not there.
+the same micro-batches and threads. Cases in known_failures.txt must fail. Exits with 77 (skipped) where the folder is not there.
 """
 import glob
 import os
@@ -57,6 +57,12 @@ class Zoo:
         self.note(f"{name} pipeline={stages} micro-batches={parts}", None if refused or not code else message or f"exit code {code}")
 
 
+def known_failures():
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "known_failures.txt")
+    with open(path, encoding="utf-8") as file:
+        return [line.split("  #")[0].strip() for line in file if line.strip() and not line.startswith("#")]
+
+
 def main(command, folder):
     if not os.path.isdir(folder):
         print(f"skipped: there is no {folder}")
@@ -69,8 +75,13 @@ def main(command, folder):
             for stages in (2, 3, 4):
                 for parts in (1, 2):
                     zoo.cut(name, model, data, stages, parts)
-    print(f"zoo: {zoo.passed} of {zoo.passed + len(zoo.failed)} pass")
-    sys.exit(1 if zoo.failed else 0)
+    known = known_failures()
+    unexpected = [name for name in zoo.failed if name not in known]
+    mended = [name for name in known if name not in zoo.failed]
+    for name in mended:
+        print(f"{name}: passes; take it off known_failures.txt")
+    print(f"zoo: {zoo.passed} of {zoo.passed + len(zoo.failed)} pass; {len(known)} are known to fail")
+    sys.exit(1 if unexpected or mended else 0)
 
 
 if __name__ == "__main__":
