@@ -413,7 +413,9 @@ ShapeFacts infer_shapes(Model& model, const InferOptions& options) {
 }
 
 void set_input_shapes(Model& model, const std::map<std::string, Dims>& shapes) {
-  for (const auto& [name, dims] : shapes) {
+  for (const auto& [key, value] : shapes) {
+    const std::string& name = key;  // clang 14 captures no structured bindings
+    const Dims& dims = value;
     Value* input = nullptr;
     for (Value* v : model.graph->inputs)
       if (v->name == name) input = v;
