@@ -34,7 +34,7 @@ int64_t type_bytes(const Type& type) {
   if (!type.is_tensor() || !type.shape) return 0;
   double bits = bits_of(type.dtype);
   for (const Dim& d : *type.shape) bits *= d.known() ? static_cast<double>(d.value) : 1.0;
-  return static_cast<int64_t>(std::min(bits / 8 + 0.875, 4e18));
+  return static_cast<int64_t>(std::min(bits / 8 + 0.875, 0x1p46));  // 64 TiB at most, so that sums over all values of a graph stay in range
 }
 
 std::string why_not_sent(const Type& type) {
