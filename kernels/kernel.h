@@ -86,6 +86,8 @@ struct CompiledKernel {
   // Layouts it takes and leaves; empty: all plain. The program reorders an input whose producer left it otherwise.
   // The numbers a kernel gives must not depend on the layouts it was offered (a cut changes them).
   std::vector<Layout> input_layouts, output_layouts;
+  // The input that output 0 had best be placed on, where nobody needs it afterwards; the kernel then finds the two at one address.
+  int overwrites = -1;
 };
 
 struct KernelRecord {

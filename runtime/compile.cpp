@@ -30,7 +30,7 @@ class Compiler {
     add_inputs();
     for (const auto& unit : units(graph)) add_unit(unit);
     for (const Value* v : graph.outputs) program_->outputs.push_back(slot_in(v, Layout::plain));
-    place_values(*program_, may_overwrite_);
+    place_values(*program_, overwrites_);
     connect();
     return std::move(program_);
   }
@@ -102,13 +102,13 @@ class Compiler {
       const TensorView& x = r.input(0);
       reorder(x, r.output(0, x.dims, x.dtype, layout));
     };
-    add_step(std::move(step), false);
+    add_step(std::move(step));
     return made;
   }
 
-  void add_step(Step step, bool may_overwrite) {
+  void add_step(Step step, int overwrites = kOverwriteNone) {
     program_->steps.push_back(std::move(step));
-    may_overwrite_.push_back(may_overwrite);
+    overwrites_.push_back(overwrites);
   }
 
   // Single nodes and fusion groups, each at the place of its last member.
@@ -198,7 +198,8 @@ class Compiler {
       step.outputs.push_back(add_slot(std::move(slot)));
       main_slot_[c.outputs[i]] = step.outputs.back();
     }
-    add_step(std::move(step), record->in_place && unit.size() == 1);
+    const int overwrites = record->in_place && unit.size() == 1 ? kOverwriteAny : step.kernel.overwrites;
+    add_step(std::move(step), overwrites);
   }
 
   CompileContext context_for_kernel(const Unit& unit, const KernelRecord& record) {
@@ -225,7 +226,7 @@ class Compiler {
     slot.external = program_->slots[static_cast<size_t>(step.inputs[0])].external;
     step.outputs = {add_slot(std::move(slot))};
     main_slot_[out] = step.outputs[0];
-    add_step(std::move(step), false);
+    add_step(std::move(step));
     return true;
   }
 
@@ -248,7 +249,7 @@ class Compiler {
       main_slot_[v] = step.outputs.back();
     }
     step.control = make_control_flow(node, *program_->model, captured);
-    add_step(std::move(step), false);
+    add_step(std::move(step));
   }
 
   // Values and pointers to them, once their number is known.
@@ -289,7 +290,7 @@ class Compiler {
   std::unordered_map<std::pair<const Value*, Layout>, int, LayoutKeyHash> reordered_;
   std::unordered_map<int, bool> fused_;
   std::vector<TensorPtr> constants_;  // by slot
-  std::vector<bool> may_overwrite_;   // by step
+  std::vector<int> overwrites_;       // by step
 };
 
 }  // namespace

@@ -66,16 +66,20 @@ bool same_bytes(const Slot& a, const Slot& b) {
          (a.layout == Layout::plain || a.dims == b.dims);
 }
 
-// Lets step `s` overwrite an input that nobody needs afterwards.
-void overwrite_input(Program& program, Buffers& buffers, int s) {
+// Lets step `s` overwrite an input that nobody needs afterwards: input `wanted`, or whichever can be.
+void overwrite_input(Program& program, Buffers& buffers, int s, int wanted) {
   const Step& step = program.steps[static_cast<size_t>(s)];
   int out = step.outputs.empty() ? -1 : step.outputs[0];
   if (out < 0 || !buffers.life(out).planned || buffers.life(out).escapes) return;
-  for (int in : step.inputs) {
-    if (in < 0) continue;
+  for (int i = 0; i < static_cast<int>(step.inputs.size()); ++i) {
+    const int in = step.inputs[static_cast<size_t>(i)];
+    if (in < 0 || (wanted != kOverwriteAny && wanted != i)) continue;
     const Buffers::Life& life = buffers.life(in);
     bool dies = life.planned && !life.escapes && life.first >= 0 && life.last == s;
     if (!dies || !same_bytes(program.slots[static_cast<size_t>(in)], program.slots[static_cast<size_t>(out)])) continue;
+    // A kernel that isn't elementwise may read its other inputs after it has written.
+    const auto shares = [&](int other) { return other >= 0 && buffers.root(other) == buffers.root(in); };
+    if (wanted == i && std::count_if(step.inputs.begin(), step.inputs.end(), shares) > 1) continue;
     buffers.join(out, in);
     return;
   }
@@ -83,13 +87,14 @@ void overwrite_input(Program& program, Buffers& buffers, int s) {
 
 }  // namespace
 
-void place_values(Program& program, const std::vector<bool>& may_overwrite_input) {
+void place_values(Program& program, const std::vector<int>& overwrites) {
   Buffers buffers(program);
   for (const Step& step : program.steps) {
     if (step.kind == Step::Kind::alias) buffers.join(step.outputs[0], step.inputs[0]);
   }
   for (int s = 0; s < static_cast<int>(program.steps.size()); ++s) {
-    if (may_overwrite_input[static_cast<size_t>(s)]) overwrite_input(program, buffers, s);
+    const int wanted = overwrites[static_cast<size_t>(s)];
+    if (wanted != kOverwriteNone) overwrite_input(program, buffers, s, wanted);
   }
   std::vector<BufferLife> lives;
   std::vector<int> number(program.slots.size(), -1);  // of the buffer, by root slot

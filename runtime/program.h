@@ -155,8 +155,10 @@ bool fold_node(const Node& node, const std::vector<TensorPtr>& inputs, RankConte
 // A context for the steps `nodes` (one, or a fusion group); `constant_of` may be null.
 CompileContext make_context(const std::vector<const Node*>& nodes, int threads);
 bool is_control_flow(const Node& node);
-// place_values.cpp: decides where each slot lives and when pool memory goes.
-void place_values(Program& program, const std::vector<bool>& may_overwrite_input);
+// place_values.cpp: decides where each slot lives and when pool memory goes. `overwrites` says for each step which input its first
+// output may be placed on: an index, kOverwriteAny or kOverwriteNone.
+constexpr int kOverwriteNone = -1, kOverwriteAny = -2;
+void place_values(Program& program, const std::vector<int>& overwrites);
 // shape_inputs.cpp: for each of `inputs`, whether its contents decide shapes in the graph.
 std::vector<bool> inputs_that_decide_shapes(const Graph& graph, const std::vector<Value*>& inputs);
 // The tensor's bytes under a TensorPtr's terms, and the other way round.

@@ -2,7 +2,9 @@
 #include "kernels/cpu/convolution_onednn.h"
 
 #include <algorithm>
+#include <functional>
 
+#include "kernels/cpu/parallel.h"
 #include "kernels/cpu/reorder.h"
 
 namespace fretsaw {
@@ -41,13 +43,26 @@ int quality(const std::string& implementation) {
   return implementation.find("gemm") != std::string::npos ? 1 : 2;
 }
 
+// Whether it adds what Y holds to the finished sum, as a separate Add would. Others start the sum from it, which rounds otherwise.
+bool adds_last(const std::string& implementation) {
+  return implementation.rfind("brgconv", 0) == 0 || onednn::is_pointwise_avx2(implementation);
+}
+
+void copy_elements(RunContext& r, const TensorView& from, void* to) {
+  const auto* source = from.as<float>();
+  auto* target = static_cast<float*>(to);
+  parallel_elements(from.count(), r.threads(),
+                    [&](int64_t begin, int64_t end) { std::copy(source + begin, source + end, target + begin); });
+}
+
 }  // namespace
 
 struct OneDnnConvolution::Choice {
-  dnnl::primitive primitive;
+  std::function<dnnl::primitive()> make;  // generates the code
   memory::desc src, weights, bias, dst, scratchpad;
   std::string implementation;
   size_t fused = 0;
+  bool accumulates = false;
 };
 
 OneDnnConvolution::OneDnnConvolution(const CompileContext& c, bool transposed)
@@ -78,7 +93,8 @@ void OneDnnConvolution::set_layouts(CompiledKernel& kernel, const CompileContext
   kernel.output_layouts.assign(std::max<size_t>(c.outputs.size(), 1), Layout::plain);
   kernel.output_layouts[0] = output_layout_;
   if (plan.src == channels_last(plan.key[0])) kernel.input_layouts[0] = Layout::nhwc;
-  for (size_t s = plan.first_step; s < steps_.size(); ++s) {
+  if (plan.accumulates) kernel.overwrites = static_cast<int>(steps_[0].operand);
+  for (size_t s = 0; s < steps_.size(); ++s) {
     if (steps_[s].is_binary() && plan.key[steps_[s].operand] == plan.y_dims && steps_[s].operand != 1) {
       kernel.input_layouts[steps_[s].operand] = output_layout_;
     }
@@ -105,19 +121,14 @@ memory::desc OneDnnConvolution::plain_weights(const Dims& w) const {
   return onednn::strided(dims, strides);
 }
 
-bool OneDnnConvolution::is_channel_bias(const FusedStep& step, const std::vector<Dims>& inputs, const Dims& y) const {
-  if (step.kind != FusedStep::Kind::add) return false;
-  const Dims dims = padded(inputs[step.operand], y.size());
-  if (dims.size() != y.size()) return false;
-  for (size_t i = 0; i < y.size(); ++i) {
-    if (dims[i] != (i == 1 ? y[1] : 1)) return false;
-  }
-  return true;
+// Whether the first step adds a tensor of Y's shape that isn't read otherwise: a residual, which Y may be placed on.
+bool OneDnnConvolution::adds_full_tensor(const std::vector<Dims>& inputs, const Dims& y) const {
+  return !steps_.empty() && steps_[0].kind == FusedStep::Kind::add && steps_[0].operand > 1 && inputs[steps_[0].operand] == y;
 }
 
 std::optional<OneDnnConvolution::Choice> OneDnnConvolution::create(const Plan& plan, const Dims& x, const Window& window,
                                                                    const memory::desc& src, const memory::desc& dst,
-                                                                   const std::vector<Dims>& inputs, size_t steps) const {
+                                                                   const std::vector<Dims>& inputs, size_t steps, bool accumulate) const {
   const Dims& y = plan.y_dims;
   const memory::desc weights = onednn::any_format(plain_weights(inputs[1]).get_dims());
   const memory::desc bias = plan.bias_input >= 0 ? onednn::description(Dims{y[1]}) : memory::desc();
@@ -134,30 +145,32 @@ std::optional<OneDnnConvolution::Choice> OneDnnConvolution::create(const Plan& p
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
   dnnl::post_ops ops;
-  const std::vector<FusedStep> wanted(steps_.begin() + static_cast<int64_t>(plan.first_step), steps_.end());
-  choice.fused = onednn::append_steps(ops, wanted, steps, [&](const FusedStep& step) -> std::optional<memory::desc> {
-    const Dims dims = padded(inputs[step.operand], y.size());
-    if (dims.size() != y.size()) return std::nullopt;
-    return dims == y ? dst : onednn::description(dims);
-  });
+  choice.accumulates = accumulate && steps > 0;
+  if (choice.accumulates) ops.append_sum(1.0f);
+  const std::vector<FusedStep> others(steps_.begin() + (choice.accumulates ? 1 : 0), steps_.end());
+  choice.fused = (choice.accumulates ? 1 : 0) + onednn::append_steps(ops, others, steps - (choice.accumulates ? 1 : 0),
+                                                                     [&](const FusedStep& step) -> std::optional<memory::desc> {
+                                                                       const Dims dims = padded(inputs[step.operand], y.size());
+                                                                       if (dims.size() != y.size()) return std::nullopt;
+                                                                       return dims == y ? dst : onednn::description(dims);
+                                                                     });
   if (choice.fused < steps) return std::nullopt;
   attributes.set_post_ops(ops);
   const auto accept = [&](const auto& desc, auto make) {
     choice.src = desc.src_desc(), choice.weights = desc.weights_desc(), choice.dst = desc.dst_desc(),
     choice.scratchpad = desc.scratchpad_desc();
-    choice.bias = bias, choice.implementation = desc.impl_info_str(), choice.primitive = make(desc);
+    choice.bias = bias, choice.implementation = desc.impl_info_str(), choice.make = [desc, make]() { return make(desc); };
   };
   try {
     if (transposed_) {
       const dnnl::deconvolution_forward::primitive_desc desc(onednn::engine(), dnnl::prop_kind::forward_inference,
                                                              dnnl::algorithm::deconvolution_direct, src, weights, bias, dst, window.strides,
                                                              dilations, window.pads_begin, right, attributes);
-      accept(desc, [](const auto& d) { return dnnl::deconvolution_forward(d); });
+      accept(desc, [](const auto& d) -> dnnl::primitive { return dnnl::deconvolution_forward(d); });
     } else {
-      const dnnl::convolution_forward::primitive_desc desc(onednn::engine(), dnnl::prop_kind::forward_inference,
-                                                           dnnl::algorithm::convolution_direct, src, weights, bias, dst, window.strides,
-                                                           dilations, window.pads_begin, right, attributes);
-      accept(desc, [](const auto& d) { return dnnl::convolution_forward(d); });
+      const onednn::ConvolutionSetting setting{src, weights, bias, dst, window.strides, dilations, window.pads_begin, right};
+      accept(onednn::describe_convolution(setting, attributes),
+             [](const auto& d) -> dnnl::primitive { return dnnl::convolution_forward(d); });
     }
   } catch (const dnnl::error&) {
     return std::nullopt;
@@ -167,25 +180,27 @@ std::optional<OneDnnConvolution::Choice> OneDnnConvolution::create(const Plan& p
 
 OneDnnConvolution::Choice OneDnnConvolution::choose(const Plan& plan, const Dims& x, const Window& window,
                                                     const std::vector<Dims>& inputs) const {
+  // The code for the convolution alone, in channels-last, oneDNN's own or a plain layout. Then as many steps as it takes: they must not
+  // make it another, which may sum in another order.
   std::optional<Choice> best;
-  const auto consider = [&](const memory::desc& src, const memory::desc& dst, size_t steps) {
-    std::optional<Choice> candidate = create(plan, x, window, src, dst, inputs, steps);
+  const auto consider = [&](const memory::desc& src, const memory::desc& dst) {
+    std::optional<Choice> candidate = create(plan, x, window, src, dst, inputs, 0, false);
     if (candidate && (!best || quality(candidate->implementation) > quality(best->implementation))) best = std::move(candidate);
     return best && quality(best->implementation) == 2;
   };
-  // All steps fused if that can be; else as many as the fast code takes.
-  for (size_t steps = steps_.size() - plan.first_step + 1; steps-- > 0;) {
-    if (consider(channels_last(x), channels_last(plan.y_dims), steps)) break;
-    if (const std::optional<Choice> bare = create(plan, x, window, onednn::any_format(x), onednn::any_format(plan.y_dims), inputs, 0)) {
-      if (quality(bare->implementation) == 2 && consider(bare->src, bare->dst, steps)) break;
-    }
-    consider(onednn::description(x), onednn::description(plan.y_dims), steps);
-    if (best && quality(best->implementation) > 0) break;
-  }
+  if (!consider(channels_last(x), channels_last(plan.y_dims)) && !consider(onednn::any_format(x), onednn::any_format(plan.y_dims)))
+    consider(onednn::description(x), onednn::description(plan.y_dims));
   if (!best)
     throw Error("oneDNN has no convolution for X " + to_string(x) + " and W " + to_string(inputs[1]),
                 "check the shapes and attributes of the node");
   onednn::report_choice(transposed_ ? "ConvTranspose" : "Conv", x, best->implementation);
+  for (size_t steps = steps_.size(); steps > 0; --steps) {
+    for (bool accumulate : {true, false}) {
+      if (accumulate && !(adds_full_tensor(inputs, plan.y_dims) && adds_last(best->implementation))) continue;
+      std::optional<Choice> fused = create(plan, x, window, best->src, best->dst, inputs, steps, accumulate);
+      if (fused && fused->implementation == best->implementation) return std::move(*fused);
+    }
+  }
   return std::move(*best);
 }
 
@@ -199,23 +214,20 @@ OneDnnConvolution::Plan OneDnnConvolution::make_plan(const std::vector<Dims>& in
       throw Error("a bias of shape " + to_string(inputs[2]) + " for " + std::to_string(plan.y_dims[1]) + " channels",
                   "give it one entry a channel");
     plan.bias_input = 2;
-  } else if (!steps_.empty() && is_channel_bias(steps_[0], inputs, plan.y_dims)) {
-    plan.bias_input = static_cast<int>(steps_[0].operand);
-    plan.first_step = 1;
   }
   if (count_of(inputs[0]) == 0 || count_of(inputs[1]) == 0 || count_of(plan.y_dims) == 0) return plan;
   Choice choice = choose(plan, inputs[0], window, inputs);
   plan.src = choice.src, plan.weights = choice.weights, plan.dst = choice.dst, plan.scratchpad = choice.scratchpad,
-  plan.fused = choice.fused;
-  plan.call = Call(choice.primitive);
+  plan.fused = choice.fused, plan.accumulates = choice.accumulates;
+  plan.call = Call(choice.make());
   plan.call.add(DNNL_ARG_SRC, plan.src);
   plan.call.add(DNNL_ARG_WEIGHTS, plan.weights);
   plan.call.add(DNNL_ARG_DST, plan.dst);
   plan.call.add(DNNL_ARG_SCRATCHPAD, plan.scratchpad);
   if (plan.bias_input >= 0) plan.call.add(DNNL_ARG_BIAS, choice.bias);
   for (size_t i = 0; i < plan.fused; ++i) {
-    const FusedStep& step = steps_[plan.first_step + i];
-    if (!step.is_binary()) continue;
+    const FusedStep& step = steps_[i];
+    if (!step.is_binary() || (i == 0 && plan.accumulates)) continue;
     const Dims dims = padded(inputs[step.operand], plan.y_dims.size());
     plan.operands.emplace_back(i, dims == plan.y_dims ? plan.dst : onednn::description(dims));
     plan.call.add(onednn::operand_argument(i), plan.operands.back().second);
@@ -256,7 +268,7 @@ void OneDnnConvolution::run(RunContext& r) {
   if (r.input(0).count() == 0 || r.input(1).count() == 0) {
     const TensorView* bias = plan.bias_input >= 0 ? &r.input(static_cast<size_t>(plan.bias_input)) : nullptr;
     fill_with_bias(r, y, bias);
-    return apply_steps(r, steps_, plan.first_step, y);
+    return apply_steps(r, steps_, 0, y);
   }
   // First what has to be copied into another format, with its place in the scratch memory.
   struct Copy {
@@ -278,7 +290,7 @@ void OneDnnConvolution::run(RunContext& r) {
     bind(DNNL_ARG_WEIGHTS, plain_weights(plan.key[1]), plan.weights, r.input(1).data);
   if (plan.bias_input >= 0) plan.call.set(DNNL_ARG_BIAS, r.input(static_cast<size_t>(plan.bias_input)).data);
   for (const auto& [step, format] : plan.operands) {
-    const TensorView& operand = r.input(steps_[plan.first_step + step].operand);
+    const TensorView& operand = r.input(steps_[step].operand);
     bind(onednn::operand_argument(step), description_of(operand, padded(operand.dims, plan.y_dims.size())), format, operand.data);
   }
   const memory::desc left = onednn::description(y);
@@ -291,10 +303,19 @@ void OneDnnConvolution::run(RunContext& r) {
     plan.call.set(copy.argument, block + copy.offset);
   }
   plan.call.set(DNNL_ARG_SCRATCHPAD, block ? block + pad : nullptr);
-  plan.call.set(DNNL_ARG_DST, direct ? y.data : block + result);
+  void* dst = direct ? y.data : block + result;
+  plan.call.set(DNNL_ARG_DST, dst);
+  if (plan.accumulates) {
+    const TensorView& addend = r.input(steps_[0].operand);
+    const memory::desc from = onednn::description(addend);
+    if (from != plan.dst)
+      onednn::Reordering(from, plan.dst).run(addend.data, dst);
+    else if (addend.data != dst)
+      copy_elements(r, addend, dst);
+  }
   plan.call.run();
-  if (!direct) onednn::Reordering(plan.dst, left).run(block + result, y.data);
-  apply_steps(r, steps_, plan.first_step + plan.fused, y);
+  if (!direct) onednn::Reordering(plan.dst, left).run(dst, y.data);
+  apply_steps(r, steps_, plan.fused, y);
 }
 
 void fill_with_bias(RunContext& r, TensorView& y, const TensorView* bias) {

@@ -13,7 +13,7 @@ Dims transposed_output_spatial(const Node& node, Window& window, const Dims& spa
 
 // One node (or fusion group) for any shapes: primitives are made for each set of shapes and kept.
 //
-// Tensors with two spatial dimensions are taken and left as nhwc: there oneDNN has its fastest code (brgconv), and one layout everywhere
+// Tensors with two spatial dimensions are taken and left as nhwc: there oneDNN has its fastest code, and one layout everywhere
 // means no copies between layers. What is chosen depends on shapes and attributes alone, never on the layouts that are offered.
 class OneDnnConvolution {
  public:
@@ -28,7 +28,8 @@ class OneDnnConvolution {
     onednn::Call call;
     dnnl::memory::desc src, weights, dst, scratchpad;
     std::vector<std::pair<size_t, dnnl::memory::desc>> operands;  // of the fused binary steps: step, format
-    size_t first_step = 0, fused = 0;                             // steps [first_step, first_step + fused) are in the primitive
+    size_t fused = 0;                                             // steps [0, fused) are in the primitive
+    bool accumulates = false;                                     // step 0 is: the result is added to what Y holds
     int bias_input = -1;
   };
   struct Choice;
@@ -36,11 +37,11 @@ class OneDnnConvolution {
   Plan& plan_for(RunContext& r);
   Plan make_plan(const std::vector<Dims>& inputs);
   std::optional<Choice> create(const Plan& plan, const Dims& x, const Window& window, const dnnl::memory::desc& src,
-                               const dnnl::memory::desc& dst, const std::vector<Dims>& inputs, size_t steps) const;
+                               const dnnl::memory::desc& dst, const std::vector<Dims>& inputs, size_t steps, bool accumulate) const;
   Choice choose(const Plan& plan, const Dims& x, const Window& window, const std::vector<Dims>& inputs) const;
   dnnl::memory::desc plain_weights(const Dims& w) const;
   const void* packed_weights(const Plan& plan);
-  bool is_channel_bias(const FusedStep& step, const std::vector<Dims>& inputs, const Dims& y) const;
+  bool adds_full_tensor(const std::vector<Dims>& inputs, const Dims& y) const;
 
   Node node_;  // a copy: only its attributes are read after the constructor
   bool transposed_;

@@ -2,6 +2,7 @@
 #pragma once
 #include "kernels/cpu/broadcast.h"
 #include "kernels/cpu/convert.h"
+#include "kernels/cpu/fused_chain.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/vector_math.h"
@@ -15,6 +16,9 @@ void register_comparison(KernelRegistry& registry);
 void register_power(KernelRegistry& registry);     // Pow
 void register_variadic(KernelRegistry& registry);  // Sum, Mean, Min, Max
 void register_ternary(KernelRegistry& registry);   // Where, Clip
+
+// The float32 loop of a unary operator, for kernels that fuse it; null for other operators.
+ElementLoop unary_loop_of(const Node& node);
 
 // The attributes a and b of a row.
 struct RowAttributes {

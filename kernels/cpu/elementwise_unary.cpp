@@ -57,9 +57,22 @@ void unary_half_loop(const Half* x, Result* y, int64_t n, RowAttributes attribut
   }
 }
 
+template <typename Row>
+RowAttributes attributes_of(const Node& node) {
+  return {number_attribute(node, Row::kA, Row::kAbsentA), number_attribute(node, Row::kB, Row::kAbsentB)};
+}
+
+template <typename Row>
+ElementLoop float_loop(const Node& node) {
+  if constexpr ((Row::kTypes & set_of(DType::float32)) != 0)
+    return [attributes = attributes_of<Row>(node)](const float* x, float* y, int64_t n) { unary_loop<Row>(x, y, n, attributes); };
+  else
+    return nullptr;
+}
+
 template <typename Row, bool kTest>
 CompiledKernel compile_unary(const CompileContext& c) {
-  const RowAttributes attributes{number_attribute(c.node(), Row::kA, Row::kAbsentA), number_attribute(c.node(), Row::kB, Row::kAbsentB)};
+  const RowAttributes attributes = attributes_of<Row>(c.node());
   const size_t operands[] = {0};
   const Layout layout = elementwise_layout(c, operands);
   auto run = [attributes](RunContext& r) {
@@ -104,6 +117,19 @@ void register_unary(KernelRegistry& registry) {
 #define FRETSAW_TEST(name, set, a_name, a_value, b_name, b_value, expression) \
   registry.add({.op = #name, .make = compile_unary<name, true>, .unsupported = unsupported_unary<name>});
 #include "graph/operators/elementwise.inc"
+}
+
+ElementLoop unary_loop_of(const Node& node) {
+  using namespace math::unary;
+  if (!node.domain.empty()) return nullptr;
+#define FRETSAW_UNARY(name, set, expression) \
+  if (node.op == #name) return float_loop<name>(node);
+#define FRETSAW_UNARY_ATTR(name, set, a_name, a_value, b_name, b_value, expression) FRETSAW_UNARY(name, set, expression)
+#define FRETSAW_UNARY_CHOICE(name, set, attribute, choice1, expression1, choice2, expression2) \
+  if (node.op == #name)                                                                        \
+    return takes_second_choice(node, attribute, choice1, choice2) ? float_loop<name##Second>(node) : float_loop<name##First>(node);
+#include "graph/operators/elementwise.inc"
+  return nullptr;
 }
 
 }  // namespace fretsaw

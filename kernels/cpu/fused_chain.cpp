@@ -2,10 +2,10 @@
 #include "kernels/cpu/fused_chain.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <optional>
 
+#include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/vector_math.h"
@@ -27,22 +27,17 @@ float constant_scalar(const Node& node, size_t i, float absent) {
 
 std::optional<FusedStep> read_activation(const Node& node) {
   constexpr float kHighest = std::numeric_limits<float>::infinity(), kLowest = -kHighest;
-  const std::string& op = node.op;
-  if (op == "Relu") return FusedStep{Kind::relu};
-  if (op == "LeakyRelu") return FusedStep{Kind::leaky_relu, node.get_float("alpha", 0.01f)};
-  if (op == "Clip") {
+  FusedStep step{Kind::other};
+  if (node.op == "Clip") {
     const float low = constant_scalar(node, 1, kLowest), high = constant_scalar(node, 2, kHighest);
-    return FusedStep{Kind::clip, std::min(low, high), high};  // bounds that cross: everything becomes the upper one
+    step = {Kind::clip, std::min(low, high), high};  // bounds that cross: everything becomes the upper one
+    return step;
   }
-  if (op == "Sigmoid") return FusedStep{Kind::sigmoid};
-  if (op == "HardSigmoid") return FusedStep{Kind::hard_sigmoid, node.get_float("alpha", 0.2f), node.get_float("beta", 0.5f)};
-  if (op == "HardSwish") return FusedStep{Kind::hard_swish, 1.0f / 6.0f, 0.5f};
-  if (op == "Swish") return FusedStep{Kind::swish, node.get_float("alpha", 1.0f)};
-  if (op == "Gelu") return FusedStep{node.get_string("approximate", "none") == "tanh" ? Kind::gelu_tanh : Kind::gelu_erf};
-  if (op == "Tanh") return FusedStep{Kind::tanh};
-  if (op == "Elu") return FusedStep{Kind::elu, node.get_float("alpha", 1.0f)};
-  if (op == "Mish") return FusedStep{Kind::mish};
-  return std::nullopt;
+  if (node.op == "Relu") step.kind = Kind::relu;
+  if (node.op == "LeakyRelu") step.kind = Kind::leaky_relu, step.alpha = node.get_float("alpha", 0.01f);
+  step.loop = unary_loop_of(node);
+  if (!step.loop) return std::nullopt;
+  return step;
 }
 
 size_t input_index(const CompileContext& c, const Value* value) {
@@ -87,51 +82,12 @@ void map_elements(float* y, int64_t n, int threads, const F& f) {
 
 void apply_activation(const FusedStep& step, float* y, int64_t n, int threads) {
   const float a = step.alpha, b = step.beta;
-#define FRETSAW_MAP(expression) map_elements(y, n, threads, [=](float x) FRETSAW_ALWAYS_INLINE { return expression; })
-  switch (step.kind) {
-    case Kind::linear:
-      FRETSAW_MAP(a * x + b);
-      break;
-    case Kind::relu:
-      FRETSAW_MAP(x < 0.0f ? 0.0f : x);
-      break;
-    case Kind::leaky_relu:
-      FRETSAW_MAP(x < 0.0f ? a * x : x);
-      break;
-    case Kind::clip:
-      FRETSAW_MAP(math::min(math::max(x, a), b));
-      break;
-    case Kind::sigmoid:
-      FRETSAW_MAP(1.0f / (1.0f + math::exp(-x)));
-      break;
-    case Kind::hard_sigmoid:
-      FRETSAW_MAP(math::max(0.0f, math::min(1.0f, a * x + b)));
-      break;
-    case Kind::hard_swish:
-      FRETSAW_MAP(x * math::max(0.0f, math::min(1.0f, a * x + b)));
-      break;
-    case Kind::swish:
-      FRETSAW_MAP(x / (1.0f + math::exp(-a * x)));
-      break;
-    case Kind::gelu_erf:
-      FRETSAW_MAP(0.5f * x * (1.0f + math::erf(x * 0.70710678118654752f)));
-      break;
-    case Kind::gelu_tanh:
-      FRETSAW_MAP(0.5f * x * (1.0f + math::tanh(0.79788456080286536f * (x + 0.044715f * x * x * x))));
-      break;
-    case Kind::tanh:
-      FRETSAW_MAP(math::tanh(x));
-      break;
-    case Kind::elu:
-      FRETSAW_MAP(x < 0.0f ? a * math::expm1(x) : x);
-      break;
-    case Kind::mish:
-      FRETSAW_MAP(x * math::tanh(math::max(x, 0.0f) + math::log1p(math::exp(-std::fabs(x)))));
-      break;
-    default:
-      break;
-  }
-#undef FRETSAW_MAP
+  if (step.kind == Kind::linear)
+    map_elements(y, n, threads, [=](float x) FRETSAW_ALWAYS_INLINE { return a * x + b; });
+  else if (step.kind == Kind::clip)
+    map_elements(y, n, threads, [=](float x) FRETSAW_ALWAYS_INLINE { return math::min(math::max(x, a), b); });
+  else
+    parallel_elements(n, threads, [&](int64_t begin, int64_t end) { step.loop(y + begin, y + begin, end - begin); });
 }
 
 // y[i] = f(y[i], x[i * stride]) for a row of n.

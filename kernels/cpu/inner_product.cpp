@@ -2,6 +2,7 @@
 #include "kernels/cpu/inner_product.h"
 
 #include <algorithm>
+#include <functional>
 
 namespace fretsaw {
 
@@ -37,64 +38,101 @@ std::optional<Dims> InnerProduct::flat_operand(const Plan& plan, const Dims& ope
   return Dims{same ? plan.rows : 1, dims.back()};
 }
 
-bool InnerProduct::create(Plan& plan, size_t steps) {
-  plan.fused = 0;
-  std::vector<memory::desc> formats;
+struct InnerProduct::Choice {
+  std::function<dnnl::primitive()> make;  // generates the code
+  memory::desc src, weights, dst, scratchpad;
+  std::vector<memory::desc> operands;  // of the fused binary steps
+  std::string implementation;
+  size_t fused = 0;
+};
+
+// A dense matrix [rows, columns]; as a convolution's image it has a pixel for each row and a channel for each column.
+memory::desc InnerProduct::in_form(Form form, int64_t rows, int64_t columns) {
+  if (form == Form::inner_product) return onednn::description(Dims{rows, columns});
+  return onednn::description(Dims{1, columns, 1, rows}, Layout::nhwc);
+}
+
+std::optional<InnerProduct::Choice> InnerProduct::create(const Plan& plan, Form form, size_t steps) const {
+  Choice choice;
   dnnl::post_ops ops;
-  const std::vector<FusedStep> wanted(steps_.begin() + static_cast<int64_t>(plan.first_step), steps_.end());
-  size_t operand = plan.first_step;  // first_step is 1 only where step 0 is binary
-  plan.fused = onednn::append_steps(ops, wanted, steps, [&](const FusedStep&) -> std::optional<memory::desc> {
-    const std::optional<Dims> flat = flat_operand(plan, plan.operands[operand++]);
+  size_t next = 0;
+  choice.fused = onednn::append_steps(ops, steps_, steps, [&](const FusedStep&) -> std::optional<memory::desc> {
+    const std::optional<Dims> flat = flat_operand(plan, plan.operands[next++]);
     if (!flat) return std::nullopt;
-    formats.push_back(onednn::description(*flat));
-    return formats.back();
+    choice.operands.push_back(in_form(form, (*flat)[0], (*flat)[1]));
+    return choice.operands.back();
   });
-  if (plan.fused < steps) return false;
+  if (choice.fused < steps) return std::nullopt;
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
   attributes.set_post_ops(ops);
-  const memory::desc src = onednn::description(Dims{plan.rows, K_}), dst = onednn::description(Dims{plan.rows, N_});
-  const memory::desc bias = plan.bias_input >= 0 ? onednn::description(Dims{N_}) : memory::desc();
+  choice.src = in_form(form, plan.rows, K_), choice.dst = in_form(form, plan.rows, N_);
+  const auto accept = [&](const auto& desc, auto make) {
+    choice.weights = desc.weights_desc(), choice.scratchpad = desc.scratchpad_desc();
+    choice.implementation = desc.impl_info_str(), choice.make = [desc, make]() { return make(desc); };
+  };
   try {
-    const dnnl::inner_product_forward::primitive_desc desc(onednn::engine(), dnnl::prop_kind::forward_inference, src,
-                                                           onednn::any_format({N_, K_}), bias, dst, attributes);
-    if (onednn::is_reference(desc.impl_info_str())) return false;
-    onednn::report_choice("MatMul", {plan.rows, K_, N_}, desc.impl_info_str());
-    plan.call = onednn::Call(dnnl::inner_product_forward(desc));
-    plan.weights = desc.weights_desc();
-    plan.scratchpad_bytes = desc.scratchpad_desc().get_size();
-    plan.call.add(DNNL_ARG_SRC, src);
-    plan.call.add(DNNL_ARG_WEIGHTS, plan.weights);
-    plan.call.add(DNNL_ARG_DST, dst);
-    plan.call.add(DNNL_ARG_SCRATCHPAD, desc.scratchpad_desc());
-    if (plan.bias_input >= 0) plan.call.add(DNNL_ARG_BIAS, bias);
+    if (form == Form::convolution) {
+      const onednn::ConvolutionSetting setting{choice.src, onednn::any_format({N_, K_, 1, 1}), {}, choice.dst, {1, 1}, {0, 0}, {0, 0},
+                                               {0, 0}};
+      accept(onednn::describe_convolution(setting, attributes),
+             [](const auto& d) -> dnnl::primitive { return dnnl::convolution_forward(d); });
+    } else {
+      accept(dnnl::inner_product_forward::primitive_desc(onednn::engine(), dnnl::prop_kind::forward_inference, choice.src,
+                                                         onednn::any_format({N_, K_}), memory::desc(), choice.dst, attributes),
+             [](const auto& d) -> dnnl::primitive { return dnnl::inner_product_forward(d); });
+    }
   } catch (const dnnl::error&) {
-    return false;
+    return std::nullopt;
   }
-  size_t next = 0;
-  for (size_t i = 0; i < plan.fused; ++i) {
-    if (wanted[i].is_binary()) plan.call.add(onednn::operand_argument(i), formats[next++]);
+  return choice;
+}
+
+// The code for the product alone, and then as many steps as it takes: they must not make it another, which may sum in another order.
+std::optional<InnerProduct::Choice> InnerProduct::choose(const Plan& plan) const {
+  Form form = Form::convolution;
+  std::optional<Choice> bare = create(plan, form, 0);
+  if (!bare || !onednn::is_pointwise_avx2(bare->implementation)) bare = create(plan, form = Form::inner_product, 0);
+  if (!bare || onednn::is_reference(bare->implementation)) return std::nullopt;
+  for (size_t steps = steps_.size(); steps > 0; --steps) {
+    std::optional<Choice> fused = create(plan, form, steps);
+    if (fused && fused->implementation == bare->implementation) return fused;
   }
-  return true;
+  return bare;
 }
 
 InnerProduct::Plan InnerProduct::make_plan(int64_t rows, const Dims& y, std::vector<Dims> operands) {
   Plan plan;
   plan.rows = rows, plan.y = y, plan.operands = std::move(operands);
-  if (!steps_.empty() && steps_[0].kind == FusedStep::Kind::add) {
-    if (flat_operand(plan, plan.operands[0]) == Dims{1, N_}) {
-      plan.bias_input = static_cast<int>(steps_[0].operand), plan.first_step = 1;
-    }
+  const std::optional<Choice> choice = choose(plan);
+  if (!choice) return plan;
+  onednn::report_choice("MatMul", {rows, K_, N_}, choice->implementation);
+  plan.possible = true;
+  plan.call = onednn::Call(choice->make());
+  plan.weights = choice->weights;
+  plan.scratchpad_bytes = choice->scratchpad.get_size();
+  plan.fused = choice->fused;
+  plan.call.add(DNNL_ARG_SRC, choice->src);
+  plan.call.add(DNNL_ARG_WEIGHTS, plan.weights);
+  plan.call.add(DNNL_ARG_DST, choice->dst);
+  plan.call.add(DNNL_ARG_SCRATCHPAD, choice->scratchpad);
+  size_t next = 0;
+  for (size_t i = 0; i < plan.fused; ++i) {
+    if (steps_[i].is_binary()) plan.call.add(onednn::operand_argument(i), choice->operands[next++]);
   }
-  for (size_t steps = steps_.size() - plan.first_step + 1; steps-- > 0 && !plan.possible;) plan.possible = create(plan, steps);
   return plan;
+}
+
+// B as it stands in the model, with as many dimensions as `packed`.
+memory::desc InnerProduct::plain_weights(const memory::desc& packed) const {
+  return packed.get_ndims() == 4 ? onednn::strided({N_, K_, 1, 1}, {column_, row_, 1, 1}) : onednn::strided({N_, K_}, {column_, row_});
 }
 
 const void* InnerProduct::packed_weights(const Plan& plan) {
   for (const onednn::PackedWeights& packed : packed_) {
     if (packed.format() == plan.weights) return packed.data();
   }
-  packed_.emplace_back(b_, onednn::strided({N_, K_}, {column_, row_}), plan.weights);
+  packed_.emplace_back(b_, plain_weights(plan.weights), plan.weights);
   return packed_.back().data();
 }
 
@@ -128,13 +166,11 @@ bool InnerProduct::run(RunContext& r, const float* a, int64_t rows, TensorView& 
   plan.call.set(DNNL_ARG_WEIGHTS, packed_weights(plan));
   plan.call.set(DNNL_ARG_DST, y.data);
   plan.call.set(DNNL_ARG_SCRATCHPAD, plan.scratchpad_bytes ? r.scratch(plan.scratchpad_bytes) : nullptr);
-  if (plan.bias_input >= 0) plan.call.set(DNNL_ARG_BIAS, r.input(static_cast<size_t>(plan.bias_input)).data);
   for (size_t i = 0; i < plan.fused; ++i) {
-    const FusedStep& step = steps_[plan.first_step + i];
-    if (step.is_binary()) plan.call.set(onednn::operand_argument(i), r.input(step.operand).data);
+    if (steps_[i].is_binary()) plan.call.set(onednn::operand_argument(i), r.input(steps_[i].operand).data);
   }
   plan.call.run();
-  apply_steps(r, steps_, plan.first_step + plan.fused, y);
+  apply_steps(r, steps_, plan.fused, y);
   return true;
 }
 

@@ -26,11 +26,16 @@ class InnerProduct {
     bool possible = false;
     onednn::Call call;
     dnnl::memory::desc weights;
-    size_t scratchpad_bytes = 0, first_step = 0, fused = 0;
-    int bias_input = -1;
+    size_t scratchpad_bytes = 0, fused = 0;
   };
+  // The same product in oneDNN's terms: an inner product, or a convolution with a window of one element over an image of 1 x rows.
+  enum class Form : uint8_t { inner_product, convolution };
+  struct Choice;
+  static dnnl::memory::desc in_form(Form form, int64_t rows, int64_t columns);
+  dnnl::memory::desc plain_weights(const dnnl::memory::desc& packed) const;
   Plan make_plan(int64_t rows, const Dims& y, std::vector<Dims> operands);
-  bool create(Plan& plan, size_t steps);
+  std::optional<Choice> create(const Plan& plan, Form form, size_t steps) const;
+  std::optional<Choice> choose(const Plan& plan) const;
   std::optional<Dims> flat_operand(const Plan& plan, const Dims& operand) const;
   const void* packed_weights(const Plan& plan);
 

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <new>
+#include <string_view>
 
 namespace fretsaw::onednn {
 
@@ -50,6 +51,24 @@ memory::desc description(const TensorView& view) {
 
 bool is_reference(const std::string& implementation) {
   return implementation.find("ref") != std::string::npos;
+}
+
+dnnl::convolution_forward::primitive_desc describe_convolution(const ConvolutionSetting& s, const dnnl::primitive_attr& attributes) {
+  const auto describe = [&]() {
+    return dnnl::convolution_forward::primitive_desc(engine(), dnnl::prop_kind::forward_inference, dnnl::algorithm::convolution_direct,
+                                                     s.src, s.weights, s.bias, s.dst, s.strides, s.dilations, s.pads_begin, s.pads_end,
+                                                     attributes);
+  };
+  dnnl::convolution_forward::primitive_desc desc = describe();
+  if (std::string_view(desc.impl_info_str()) != "brgconv_1x1:avx2") return desc;
+  while (desc.next_impl()) {
+    if (is_pointwise_avx2(desc.impl_info_str())) return desc;
+  }
+  return describe();
+}
+
+bool is_pointwise_avx2(const std::string& implementation) {
+  return implementation == "jit_1x1:avx2";
 }
 
 void report_choice(const char* what, const Dims& shape, const std::string& implementation) {
@@ -110,24 +129,8 @@ dnnl::algorithm algorithm_of(FusedStep::Kind kind) {
       return dnnl::algorithm::eltwise_relu;
     case FusedStep::Kind::clip:
       return dnnl::algorithm::eltwise_clip;
-    case FusedStep::Kind::sigmoid:
-      return dnnl::algorithm::eltwise_logistic;
-    case FusedStep::Kind::hard_sigmoid:
-      return dnnl::algorithm::eltwise_hardsigmoid;
-    case FusedStep::Kind::hard_swish:
-      return dnnl::algorithm::eltwise_hardswish;
-    case FusedStep::Kind::swish:
-      return dnnl::algorithm::eltwise_swish;
-    case FusedStep::Kind::gelu_erf:
-      return dnnl::algorithm::eltwise_gelu_erf;
-    case FusedStep::Kind::gelu_tanh:
-      return dnnl::algorithm::eltwise_gelu_tanh;
-    case FusedStep::Kind::tanh:
-      return dnnl::algorithm::eltwise_tanh;
-    case FusedStep::Kind::elu:
-      return dnnl::algorithm::eltwise_elu;
-    case FusedStep::Kind::mish:
-      return dnnl::algorithm::eltwise_mish;
+    case FusedStep::Kind::other:
+      break;
     case FusedStep::Kind::add:
       return dnnl::algorithm::binary_add;
     case FusedStep::Kind::subtract:
@@ -145,7 +148,7 @@ dnnl::algorithm algorithm_of(FusedStep::Kind kind) {
 size_t append_steps(dnnl::post_ops& ops, const std::vector<FusedStep>& steps, size_t limit, const OperandFormat& operand) {
   size_t taken = 0;
   for (const FusedStep& step : steps) {
-    if (taken == limit) break;
+    if (taken == limit || !step.is_exact()) break;
     if (step.is_binary()) {
       const std::optional<memory::desc> format = operand(step);
       if (!format) break;
