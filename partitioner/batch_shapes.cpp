@@ -189,12 +189,15 @@ void BatchAnalysis::expand(Node& node) {
     auto k = static_cast<size_t>(batch_dim_out);
     DimProduct w = wanted(k);
     if (!w.is_one() && !mentions_batch(w)) {  // a fixed batch
+      if (w != in_types(batch_dim(b))) throw Mixing{kUnknownTarget};
       std::vector<DimProduct> all = *target;
-      all[k + target->size() - n] = DimProduct(1);
-      auto fixed = all_numbers(all);
-      if (w != in_types(batch_dim(b)) || !fixed) throw Mixing{kUnknownTarget};
+      const size_t length = all.size(), element = k + length - n;
+      all[element] = DimProduct(1);
       Node* at = &node;
-      edits.push_back([=, fixed = *fixed](BatchRewriter& r) { r.set_constant(*at, 1, fixed); });
+      if (auto fixed = all_numbers(all))
+        edits.push_back([=, fixed = *fixed](BatchRewriter& r) { r.set_constant(*at, 1, fixed); });
+      else  // the other elements are known only when it runs
+        edits.push_back([=, axis = b.axis](BatchRewriter& r) { r.shape_element(*at, 1, element, length, 1, x, axis); });
     }
     BatchAxis result = b;
     result.sample_index.clear();

@@ -99,7 +99,8 @@ Cost cost_of(const std::vector<const Node*>& nodes, const Target& target) {
       cost.bytes += part && k == 0 ? std::min(bytes, written) : bytes;
     }
   }
-  if (launches) cost.time_us = std::max(compute_us, cost.bytes / target.memory_bytes_per_us) + target.launch_us;
+  const double memory_us = cost.bytes / target.memory_bytes_per_us;
+  if (launches) cost.time_us = std::max(compute_us, memory_us) + (1 - target.overlap) * std::min(compute_us, memory_us) + target.launch_us;
   return cost;
 }
 

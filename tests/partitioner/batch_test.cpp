@@ -70,6 +70,10 @@ const Accepted kAccepted[] = {
     // [b, 1] joined to each sample needs as many rows as there are samples
     {"g (float[2,3] x, float[1,1] c) => (y) { s = Constant<value_ints=[2,1]>() e = Expand(c, s) y = Concat<axis=1>(e, x) }",
      "float32[batch,4]", "Expand Slice Shape Concat Expand Concat"},
+    // the batch is a number in a shape whose other elements are known only when it runs
+    {"g (float[2,1,s] x, float[2,s] z) => (y) { n = Shape<start=1, end=2>(z) p = Constant<value_ints=[2,3]>() t = Concat<axis=0>(p, n) "
+     "y = Expand(x, t) }",
+     "float32[batch,3,s]", "Shape Concat Shape Slice Concat Expand"},
     {"g (float[2,3,4,4] x) => (y) { s = Constant<value_ints=[2,3,8,8]>() y = Resize(x, , , s) }", "float32[batch,3,8,8]", "Resize"},
     {"g (float[2,3] x) => (y) { c = Concat<axis=0>(x, x) s = Constant<value_ints=[2,2]>() a, b = Split<axis=0>(c, s) y = Sub(a, b) }",
      "float32[batch,3]", "Concat Split Sub"},
