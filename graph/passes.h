@@ -21,8 +21,10 @@ struct PassTiming {
 };
 // Runs passes in order, times each and verifies the graph after it. FRETSAW_DISABLE_PASSES="a,b" leaves passes out,
 // FRETSAW_PRINT_PASSES="a,b" (or "all") prints the graph after them to stderr.
+// FRETSAW_PASS_TIMES=1 prints the times.
 std::vector<PassTiming> run_passes(Model& model, const std::vector<Pass>& passes);
-std::string print_graph(const Graph& graph);  // one line a node: "%y: float32[2,3] = Add(%a, %b) {axis=1}"
+void report_timing(const PassTiming& timing);  // to stderr, when FRETSAW_PASS_TIMES asks for it
+std::string print_graph(const Graph& graph);   // one line a node: "%y: float32[2,3] = Add(%a, %b) {axis=1}"
 
 // --- normalise: one form of every operator (each is a Pass) ---
 // Reading is lossless; these bring any model to the newest opset, with functions inlined and Constant nodes as initializers.

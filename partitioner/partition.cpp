@@ -159,10 +159,8 @@ Error too_many_stages(int wanted, size_t possible, const std::string& tied_by) {
 StageAssignment automatic_assignment(const GraphIndex& index, const SizedGraph& sized, int stages, std::optional<int64_t> memory) {
   Units units;
   std::optional<CutProblem> problem;
-  // Whole groups where they suffice; else groups are opened, and then even nodes that could be copied count. Last bits come last.
-  using Groups = UnitOptions::Groups;
-  for (UnitOptions options :
-       {UnitOptions{Groups::whole, false}, {Groups::same_bits, false}, {Groups::same_bits, true}, {Groups::anywhere, true}}) {
+  // Whole groups where they suffice; else groups are opened, and then even nodes that could be copied count.
+  for (UnitOptions options : {UnitOptions{false, false}, {true, false}, {true, true}}) {
     units = make_units(index, sized, options);
     if (static_cast<int>(units.members.size()) < stages) continue;
     problem = make_cut_problem(units, sized);
@@ -204,7 +202,7 @@ StageAssignment assign(const GraphIndex& index, const Graph& costed, const Graph
   if (&costed != &index.graph) other.emplace(costed);
   SizedGraph sized(other ? *other : index, target);
   if (options.cuts.empty()) return automatic_assignment(index, sized, stages, memory_limit(options, target));
-  std::vector<int> order = make_units(index, sized, {UnitOptions::Groups::same_bits, false}).order;
+  std::vector<int> order = make_units(index, sized, {.open_groups = true}).order;
   return user_assignment(index, source, options.cuts, order, copied_nodes(index));
 }
 
@@ -231,28 +229,26 @@ std::unordered_map<std::string, int> makers(const Plan& plan) {
   return stage_of;
 }
 
-// Adds the time of a step that is no pass.
+// Times a step that is no pass.
 class Timer {
  public:
-  Timer(std::string name, const Graph& graph, std::vector<PassTiming>* timings)
-      : timing_{std::move(name), 0, graph.nodes.size(), graph.nodes.size()}, timings_(timings), start_(std::chrono::steady_clock::now()) {}
+  Timer(std::string name, const Graph& graph)
+      : timing_{std::move(name), 0, graph.nodes.size(), graph.nodes.size()}, start_(std::chrono::steady_clock::now()) {}
   ~Timer() {
-    if (!timings_) return;
     timing_.ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start_).count();
-    timings_->push_back(timing_);
+    report_timing(timing_);
   }
   Timer(const Timer&) = delete;
   Timer& operator=(const Timer&) = delete;
 
  private:
   PassTiming timing_;
-  std::vector<PassTiming>* timings_;
   std::chrono::steady_clock::time_point start_;
 };
 
 }  // namespace
 
-Plan partition(Model model, const PartitionOptions& options, std::vector<PassTiming>* timings) {
+Plan partition(Model model, const PartitionOptions& options) {
   check_options(options);
   Target target = load_target(options.target);
   Plan plan;
@@ -269,16 +265,15 @@ Plan partition(Model model, const PartitionOptions& options, std::vector<PassTim
   Model source = clone(model);
 
   set_input_shapes(model, options.shapes);
-  std::vector<PassTiming> passes = run_passes(model, preparing_passes());
-  if (timings) timings->insert(timings->end(), passes.begin(), passes.end());
+  run_passes(model, preparing_passes());
   {
-    Timer timer("infer-shapes", *model.graph, timings);
+    Timer timer("infer-shapes", *model.graph);
     infer_shapes(model);
   }
   std::map<std::string, Dims> whole = static_inputs(*model.graph);
   BatchFacts facts;
   {
-    Timer timer("batch", *model.graph, timings);
+    Timer timer("batch", *model.graph);
     facts = divide_batch(model, options);
   }
   plan.batch = facts.batch;
@@ -286,7 +281,7 @@ Plan partition(Model model, const PartitionOptions& options, std::vector<PassTim
   plan.notes.insert(plan.notes.end(), facts.notes.begin(), facts.notes.end());
   describe_borders(*model.graph, facts, plan);
   {
-    Timer timer("cut", *model.graph, timings);
+    Timer timer("cut", *model.graph);
     note_assumptions(*model.graph, plan.notes);
     Model sized;
     bool resize = plan.mesh.pipeline > 1 && (facts.batch > 0 || !ones_suffice(*model.graph));
@@ -300,7 +295,7 @@ Plan partition(Model model, const PartitionOptions& options, std::vector<PassTim
   plan.schedule = make_schedule(options.schedule, schedule_problem(plan));
   verify(plan.schedule, schedule_problem(plan));
   {
-    Timer timer("annotate", *source.graph, timings);
+    Timer timer("annotate", *source.graph);
     plan.annotated = annotate(std::move(source), makers(plan), plan.mesh.pipeline);
   }
   return plan;

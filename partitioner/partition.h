@@ -27,8 +27,8 @@ struct PartitionOptions {
   std::optional<int64_t> memory_bytes;         // --memory, of each device
 };
 
-// Takes the model through normalising, grouping, batch analysis and cutting. `timings`, when given, receives every pass's time.
+// Takes the model through normalising, grouping, batch analysis and cutting.
 // Throws Error naming the node or value that stands in the way.
-Plan partition(Model model, const PartitionOptions& options, std::vector<PassTiming>* timings = nullptr);
+Plan partition(Model model, const PartitionOptions& options);
 
 }  // namespace fretsaw

@@ -167,9 +167,8 @@ class Placement {
   std::set<std::pair<const Value*, int>> inputs_, received_;
 };
 
-// A group whose nodes are not all in one stage is one no more; what stays together with its contraction is. Notes where that may change
-// bits.
-void split_groups(const GraphIndex& index, const StageAssignment& a, std::vector<std::string>& notes) {
+// A group whose nodes are not all in one stage is one no more; what stays together with its contraction is.
+void split_groups(const GraphIndex& index, const StageAssignment& a) {
   std::map<int, int> first_stage;
   for (int position : a.order) {
     Node& node = *index.nodes[static_cast<size_t>(position)];
@@ -177,13 +176,6 @@ void split_groups(const GraphIndex& index, const StageAssignment& a, std::vector
     int stage = a.stage_of[static_cast<size_t>(position)];
     auto [it, is_new] = first_stage.try_emplace(node.group, stage);
     if (is_new || it->second == stage) continue;
-    bool first_apart = node.input(0) && std::any_of(index.producers[static_cast<size_t>(position)].begin(),
-                                                    index.producers[static_cast<size_t>(position)].end(), [&](int p) {
-                                                      return p >= 0 && index.nodes[static_cast<size_t>(p)]->group == node.group;
-                                                    });
-    if (first_apart && !may_split_before(node))
-      notes.push_back(fmt::format("the cut before '{}' ({}) goes through a fused kernel: last bits may differ from the whole model's",
-                                  node.name, node.op));
     node.group = -1;
   }
 }
@@ -222,7 +214,7 @@ void note_shared_weights(const std::vector<PlanGraph>& graphs, std::vector<std::
 
 void build_stages(const Model& model, const GraphIndex& index, const StageAssignment& a, Plan& plan) {
   check_assignment(index, a);
-  split_groups(index, a, plan.notes);
+  split_groups(index, a);
   Placement placement(index, a);
   std::vector<StageParts> parts = placement.take();
   // Routes in the order of their makers' stages; tags from 1.

@@ -42,16 +42,6 @@ int GraphIndex::producer(const Value* value) const {
   return it == position.end() ? -1 : it->second;
 }
 
-bool may_split_before(const Node& node) {
-  static constexpr std::array<std::string_view, 4> kUnary = {"Relu", "Clip", "Neg", "Abs"};
-  static constexpr std::array<std::string_view, 5> kBinary = {"Add", "Sub", "Mul", "Max", "Min"};
-  if (!node.domain.empty()) return false;
-  if (std::find(kUnary.begin(), kUnary.end(), node.op) != kUnary.end()) return true;
-  if (std::find(kBinary.begin(), kBinary.end(), node.op) == kBinary.end()) return false;
-  // A constant operand may be a bias, which contractions add before they are done summing.
-  return std::none_of(node.inputs.begin(), node.inputs.end(), [](const Value* v) { return v && v->constant; });
-}
-
 std::vector<char> copied_nodes(const GraphIndex& index) {
   constexpr int64_t kMostBytes = int64_t{1} << 20;  // of what depends on shapes: beyond that it is sent
   std::vector<char> copied(index.nodes.size(), 0);
@@ -179,22 +169,14 @@ bool join_circles(const Quotient& q, Clusters& clusters) {
   return joined;
 }
 
-// Before which node of a group the options allow a cut.
-bool splits_before(const Node& node, UnitOptions::Groups groups) {
-  if (groups == UnitOptions::Groups::whole) return false;
-  // An Add or Mul with a constant is never split off: it may be a bias, which a Conv or Gemm has inside.
-  bool activation = node.inputs.size() == 1 || node.is("Clip");
-  return may_split_before(node) || (groups == UnitOptions::Groups::anywhere && activation);
-}
-
-void join_groups(const GraphIndex& index, UnitOptions::Groups groups, Clusters& clusters) {
+void join_groups(const GraphIndex& index, Clusters& clusters) {
   std::unordered_map<int, int> last;  // group -> its node before
   for (size_t i = 0; i < index.nodes.size(); ++i) {
     const Node& node = *index.nodes[i];
     if (node.group < 0) continue;
     auto [it, is_new] = last.try_emplace(node.group, static_cast<int>(i));
     if (is_new) continue;
-    if (!splits_before(node, groups)) clusters.join(static_cast<int>(i), it->second);
+    clusters.join(static_cast<int>(i), it->second);
     it->second = static_cast<int>(i);
   }
 }
@@ -293,7 +275,7 @@ void float_cheap(const SizedGraph& sized, const Quotient& q, const std::vector<c
 Units make_units(const GraphIndex& index, const SizedGraph& sized, const UnitOptions& options) {
   Units units;
   Clusters clusters(index.nodes.size());
-  join_groups(index, options.groups, clusters);
+  if (!options.open_groups) join_groups(index, clusters);
   join_unsendable(index, clusters, units.tied_by);
   Quotient q = quotient(index, clusters);
   if (join_circles(q, clusters)) q = quotient(index, clusters);

@@ -35,9 +35,7 @@ struct SizedGraph {
 };
 
 struct UnitOptions {
-  // Where fusion groups may be cut: nowhere, where the parts give the same bits unfused, or also before activations, whose last bits may
-  // differ.
-  enum class Groups : uint8_t { whole, same_bits, anywhere } groups = Groups::whole;
+  bool open_groups = false;   // fusion groups may be cut: their parts give the same bits, though in more time
   bool count_copied = false;  // nodes that could be copied into every stage are units too
 };
 // Units are fusion groups, single nodes, and sets of nodes that values which can't be sent (sequences, strings) tie together.
@@ -52,8 +50,6 @@ Units make_units(const GraphIndex& index, const SizedGraph& sized, const UnitOpt
 
 // Positions of nodes of which every stage that needs them may have a copy of its own.
 std::vector<char> copied_nodes(const GraphIndex& index);
-// Whether cutting a fusion group before this node keeps the bits.
-bool may_split_before(const Node& node);
 
 CutProblem make_cut_problem(const Units& units, const SizedGraph& sized);
 

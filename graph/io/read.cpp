@@ -1,5 +1,6 @@
 // Reading ONNX files into the IR.
 #include <fmt/format.h>
+#include <google/protobuf/arena.h>
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <onnx/onnx_pb.h>
@@ -394,7 +395,8 @@ Model read_model(const std::string& path, const ReadOptions& options) {
     files.model_file = MappedFile::open(path);
     auto bytes = files.model_file->bytes();
     if (bytes.empty()) throw Error("is empty", "name an ONNX model");
-    onnx::ModelProto proto;
+    google::protobuf::Arena arena;  // a large graph is millions of small messages
+    onnx::ModelProto& proto = *google::protobuf::Arena::CreateMessage<onnx::ModelProto>(&arena);
     parse(bytes, proto);
     Model model = model_from_proto(proto, std::filesystem::path(path).parent_path().string(), files, options);
     model.path = path;

@@ -1,6 +1,7 @@
 // Writing models: weights inline, or in one external file; all under temporary names until everything is written.
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <google/protobuf/arena.h>
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/io/zero_copy_stream_impl.h>
 #include <onnx/onnx_pb.h>
@@ -88,7 +89,8 @@ void write_model(const Model& model, const std::string& path, const WriteOptions
     missing |= t->is_missing();
   }
   bool external = total > 0 && (missing || total > options.external_above || options.external_above == 0);
-  onnx::ModelProto proto;
+  google::protobuf::Arena arena;  // a large graph is millions of small messages
+  onnx::ModelProto& proto = *google::protobuf::Arena::CreateMessage<onnx::ModelProto>(&arena);
   to_proto(model, proto, !external);
   std::string data_name = options.external_name.empty() ? target.filename().string() + ".data" : options.external_name;
   std::string suffix = ".part" + std::to_string(::getpid());

@@ -1,5 +1,6 @@
 // Types of all values, by ONNX's own inference functions, in one walk over the graph.
 #include <fmt/format.h>
+#include <google/protobuf/arena.h>
 #include <onnx/defs/schema.h>
 #include <onnx/defs/shape_inference.h>
 
@@ -32,10 +33,10 @@ class Engine {
   const onnx::TypeProto* type_proto(const Value* v) {
     auto& slot = types_[v];
     if (!slot && v->type.kind != Type::Kind::unknown) {
-      slot = std::make_unique<onnx::TypeProto>();
+      slot = google::protobuf::Arena::CreateMessage<onnx::TypeProto>(&arena_);
       to_proto(v->type, *slot);
     }
-    return slot.get();
+    return slot;
   }
 
   const onnx::TensorProto* data_proto(const Value* v) {
@@ -124,7 +125,8 @@ class Engine {
   Model& model_;
   const InferOptions& options_;
   ShapeFacts& facts_;
-  std::unordered_map<const Value*, std::unique_ptr<onnx::TypeProto>> types_;
+  google::protobuf::Arena arena_;  // of types_: a large graph has many
+  std::unordered_map<const Value*, onnx::TypeProto*> types_;
   std::unordered_map<const Value*, std::unique_ptr<onnx::TensorProto>> tensors_;
   std::unordered_map<const Value*, std::unique_ptr<onnx::TensorShapeProto>> symbolic_;
   std::unordered_map<std::string, const onnx::OpSchema*> schemas_;

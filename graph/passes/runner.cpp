@@ -49,6 +49,11 @@ void run_one(Model& model, const Pass& pass) {
 
 }  // namespace
 
+void report_timing(const PassTiming& t) {
+  static const bool wanted = std::getenv("FRETSAW_PASS_TIMES") != nullptr;
+  if (wanted) std::fprintf(stderr, "%9.1f ms  %s: %zu nodes, was %zu\n", t.ms, t.name.c_str(), t.nodes_after, t.nodes_before);
+}
+
 std::vector<PassTiming> run_passes(Model& model, const std::vector<Pass>& passes) {
   std::vector<PassTiming> timings;
   for (const Pass& pass : passes) {
@@ -60,6 +65,7 @@ std::vector<PassTiming> run_passes(Model& model, const std::vector<Pass>& passes
     run_one(model, pass);
     timing.ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
     timing.nodes_after = count_nodes(model);
+    report_timing(timing);
     if (listed("FRETSAW_PRINT_PASSES", pass.name, true))
       std::fprintf(stderr, "# after pass %s: %zu nodes, was %zu\n%s", pass.name.c_str(), timing.nodes_after, timing.nodes_before,
                    print_graph(*model.graph).c_str());
