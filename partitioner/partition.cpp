@@ -23,8 +23,7 @@ void check_options(const PartitionOptions& o) {
   if (o.mesh.data < 1 || o.mesh.pipeline < 1 || o.mesh.tensor < 1)
     throw Error("a mesh axis is below 1", "give each axis at least one rank", ErrorCode::usage);
   if (o.mesh.tensor > 1)
-    throw Error(fmt::format("a mesh with tensor={} is not supported", o.mesh.tensor), "use pipeline=N", ErrorCode::usage);
-  if (o.mesh.data > 1) throw Error(fmt::format("a mesh with data={} is not supported", o.mesh.data), "use pipeline=N", ErrorCode::usage);
+    throw Error(fmt::format("a mesh with tensor={} is not supported", o.mesh.tensor), "use pipeline=N or data=N", ErrorCode::usage);
   if (o.micro_batches < 1) throw Error(fmt::format("{} micro-batches are asked for", o.micro_batches), "use at least 1", ErrorCode::usage);
   if (o.memory_bytes && *o.memory_bytes <= 0) throw Error("--memory is not positive", "give the memory of one device", ErrorCode::usage);
   if (!o.cuts.empty() && o.mesh.pipeline > 1 && static_cast<int>(o.cuts.size()) != o.mesh.pipeline - 1)
@@ -82,7 +81,10 @@ BatchFacts divide_batch(Model& model, const PartitionOptions& options) {
   if (parts == 1) return {};
   BatchFacts facts = analyse_batch(model, options.batch_axes, options.merges);
   if (facts.batch >= 0 && parts > facts.batch)
-    throw Error(fmt::format("the model is written for a batch of {}, which does not fill {} micro-batches", facts.batch, parts),
+    throw Error(fmt::format("the model is written for a batch of {}, which does not fill {}", facts.batch,
+                            options.mesh.data == 1
+                                ? fmt::format("{} micro-batches", parts)
+                                : fmt::format("{} micro-batches on each of {} data ranks", options.micro_batches, options.mesh.data)),
                 "use fewer micro-batches, or export the model with a larger or symbolic batch");
   make_batch_symbolic(model, facts);
   return facts;

@@ -96,10 +96,11 @@ Mesh parse_mesh(const std::string& text) {
     if (size < 1 || size > 65536) usage_error("--mesh " + axis + "=" + number + " is not a number of ranks", "write 1 or more");
     if (axis == "pipeline") {
       mesh.pipeline = static_cast<int>(size);
-    } else if (axis == "data" || axis == "tensor") {
-      if (size > 1) not_supported("--mesh " + part, "this build cuts models into pipeline stages only", "write --mesh pipeline=" + number);
-    } else if (axis == "spatial" || axis == "expert") {
-      not_supported("--mesh " + part, "this build cuts models into pipeline stages only", "write --mesh pipeline=" + number);
+    } else if (axis == "data") {
+      mesh.data = static_cast<int>(size);
+    } else if (axis == "tensor" || axis == "spatial" || axis == "expert") {
+      if (size > 1)
+        not_supported("--mesh " + part, "this build divides stages and the batch only", "write data=" + number + " or pipeline=" + number);
     } else {
       usage_error("--mesh names the unknown axis '" + axis + "'", "the axes are data, pipeline and tensor");
     }

@@ -45,7 +45,7 @@ int quality(const std::string& implementation) {
 
 // Whether it adds what Y holds to the finished sum, as a separate Add would. Others start the sum from it, which rounds otherwise.
 bool adds_last(const std::string& implementation) {
-  return implementation.rfind("brgconv", 0) == 0 || onednn::is_pointwise_avx2(implementation);
+  return implementation.rfind("brgconv", 0) == 0 || onednn::is_fast_pointwise(implementation);
 }
 
 void copy_elements(RunContext& r, const TensorView& from, void* to) {

@@ -92,7 +92,7 @@ std::optional<InnerProduct::Choice> InnerProduct::create(const Plan& plan, Form 
 std::optional<InnerProduct::Choice> InnerProduct::choose(const Plan& plan) const {
   Form form = Form::convolution;
   std::optional<Choice> bare = create(plan, form, 0);
-  if (!bare || !onednn::is_pointwise_avx2(bare->implementation)) bare = create(plan, form = Form::inner_product, 0);
+  if (!bare || !onednn::is_fast_pointwise(bare->implementation)) bare = create(plan, form = Form::inner_product, 0);
   if (!bare || onednn::is_reference(bare->implementation)) return std::nullopt;
   for (size_t steps = steps_.size(); steps > 0; --steps) {
     std::optional<Choice> fused = create(plan, form, steps);

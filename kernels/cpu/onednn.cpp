@@ -10,6 +10,8 @@ namespace fretsaw::onednn {
 
 using dnnl::memory;
 
+constexpr std::string_view kPointwiseAvx2 = "jit_1x1:avx2";
+
 dnnl::engine& engine() {
   static dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
   return cpu;
@@ -62,13 +64,13 @@ dnnl::convolution_forward::primitive_desc describe_convolution(const Convolution
   dnnl::convolution_forward::primitive_desc desc = describe();
   if (std::string_view(desc.impl_info_str()) != "brgconv_1x1:avx2") return desc;
   while (desc.next_impl()) {
-    if (is_pointwise_avx2(desc.impl_info_str())) return desc;
+    if (std::string_view(desc.impl_info_str()) == kPointwiseAvx2) return desc;
   }
   return describe();
 }
 
-bool is_pointwise_avx2(const std::string& implementation) {
-  return implementation == "jit_1x1:avx2";
+bool is_fast_pointwise(const std::string& implementation) {
+  return implementation == kPointwiseAvx2 || implementation == "brgconv_1x1:avx512_core";
 }
 
 void report_choice(const char* what, const Dims& shape, const std::string& implementation) {

@@ -30,7 +30,7 @@ TEST_F(CommandTest, WrongUsageExitsWith2AndOneLine) {
       {"partition", model, "-o", path("p"), "--mesh", "pipeline=0"},
       {"partition", model, "-o", path("p"), "--mesh", "rows=2"},
       {"partition", model, "-o", path("p"), "--mesh", "tensor=2"},
-      {"partition", model, "-o", path("p"), "--mesh", "data=2"},
+      {"partition", model, "-o", path("p"), "--mesh", "tensor=2"},
       {"partition", model, "-o", path("p"), "--shard", "w1=[tensor,_]"},
       {"partition", model, "-o", path("p"), "--from-annotations"},
       {"partition", model, "-o", path("p"), "--schedule", "random"},
