@@ -8,6 +8,7 @@
 #include <set>
 
 #include "graph/errors.h"
+#include "graph/sizes.h"
 #include "partitioner/annotate.h"
 #include "partitioner/batch.h"
 #include "partitioner/cost.h"
@@ -45,13 +46,13 @@ std::vector<Pass> preparing_passes() {
 }
 
 // Every dimension of the inputs that has no number, as "batch=1".
-void note_assumptions(const Graph& graph, std::vector<std::string>& notes) {
+void note_assumptions(const Graph& graph, const DimSizes& known, std::vector<std::string>& notes) {
   std::set<std::string> names;
   for (const Value* v : graph.inputs) {
     if (!v->type.shape) continue;
     for (size_t k = 0; k < v->type.shape->size(); ++k) {
       const Dim& d = (*v->type.shape)[k];
-      if (!d.known()) names.insert((d.symbol.empty() ? fmt::format("{}[{}]", v->name, k) : d.symbol) + "=1");
+      if (!d.known() && !known.count(d.symbol)) names.insert((d.symbol.empty() ? fmt::format("{}[{}]", v->name, k) : d.symbol) + "=1");
     }
   }
   if (!names.empty()) notes.push_back(fmt::format("unknown dimensions count as 1 in times and sizes: assumed {}", fmt::join(names, ", ")));
@@ -75,10 +76,26 @@ void describe_borders(const Graph& graph, const BatchFacts& facts, Plan& plan) {
   }
 }
 
+// Names that --batch and --merge give must be there even where nothing is divided.
+void check_names(const Graph& graph, const PartitionOptions& options) {
+  const auto find = [](const std::vector<Value*>& values, const std::string& name) {
+    return std::any_of(values.begin(), values.end(), [&](const Value* v) { return v->name == name; });
+  };
+  for (const auto& [name, axis] : options.batch_axes)
+    if (!find(graph.inputs, name))
+      throw Error(fmt::format("--batch names '{}', which is no input of the model", name), "see `fretsaw inspect`", ErrorCode::usage);
+  for (const auto& [name, rule] : options.merges)
+    if (!find(graph.outputs, name))
+      throw Error(fmt::format("--merge names '{}', which is no output of the model", name), "see `fretsaw inspect`", ErrorCode::usage);
+}
+
 // Follows the batch where it is to be divided, and makes one that is baked into the file symbolic.
 BatchFacts divide_batch(Model& model, const PartitionOptions& options) {
   int parts = options.mesh.data * options.micro_batches;
-  if (parts == 1) return {};
+  if (parts == 1) {
+    check_names(*model.graph, options);
+    return {};
+  }
   BatchFacts facts = analyse_batch(model, options.batch_axes, options.merges);
   if (facts.batch >= 0 && parts > facts.batch)
     throw Error(fmt::format("the model is written for a batch of {}, which does not fill {}", facts.batch,
@@ -284,7 +301,7 @@ Plan partition(Model model, const PartitionOptions& options) {
   describe_borders(*model.graph, facts, plan);
   {
     Timer timer("cut", *model.graph);
-    note_assumptions(*model.graph, plan.notes);
+    note_assumptions(*model.graph, micro_batch_sizes(plan), plan.notes);
     Model sized;
     bool resize = plan.mesh.pipeline > 1 && (facts.batch > 0 || !ones_suffice(*model.graph));
     if (resize) sized = at_likely_sizes(model, facts, whole, options.mesh.data * options.micro_batches, plan.notes);

@@ -9,6 +9,7 @@
 
 #include "graph/communication_schemas.h"
 #include "graph/errors.h"
+#include "graph/sizes.h"
 #include "partitioner/cost.h"
 #include "partitioner/stage_graph.h"
 
@@ -295,6 +296,7 @@ int64_t peak_activation_bytes(const Graph& graph) {
 
 void estimate_stages(Plan& plan, const Target& target) {
   plan.stages.assign(plan.graphs.size(), {});
+  const DimSizes sizes = micro_batch_sizes(plan);
   for (const PlanGraph& g : plan.graphs) {
     StageEstimate& e = plan.stages[static_cast<size_t>(g.stage)];
     std::map<int, std::vector<const Node*>> groups;
@@ -303,7 +305,8 @@ void estimate_stages(Plan& plan, const Target& target) {
       e.flops += cost.flops;
       e.time_us += cost.time_us;
     };
-    for (const Node* node : g.model->graph->nodes) {
+    const Model sized = with_sizes(*g.model, sizes);
+    for (const Node* node : sized.graph->nodes) {
       if (node->domain == kCommunicationDomain) continue;
       if (node->group >= 0)
         groups[node->group].push_back(node);
@@ -312,11 +315,11 @@ void estimate_stages(Plan& plan, const Target& target) {
     }
     for (const auto& [id, nodes] : groups) add(nodes);
     std::set<const Tensor*> weights;
-    for (const Value* v : g.model->graph->initializers())
+    for (const Value* v : sized.graph->initializers())
       if (weights.insert(v->constant.get()).second) e.weight_bytes += static_cast<int64_t>(v->constant->bytes());
-    e.activation_bytes = peak_activation_bytes(*g.model->graph);
+    e.activation_bytes = peak_activation_bytes(*sized.graph);
   }
-  for (const Route& r : plan.routes) plan.stages[static_cast<size_t>(r.from_stage)].send_bytes += type_bytes(r.type);
+  for (const Route& r : plan.routes) plan.stages[static_cast<size_t>(r.from_stage)].send_bytes += type_bytes(with_sizes(r.type, sizes));
 }
 
 }  // namespace fretsaw

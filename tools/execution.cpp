@@ -19,11 +19,16 @@
 namespace fretsaw {
 namespace {
 
-Plan plan_of_model(const std::string& path, const ExecutionSettings& settings, int micro_batches) {
+Plan plan_of_model(const std::string& path, const ExecutionSettings& settings, int micro_batches, const Plan* like) {
   Model model = read_model(path, {.allow_missing_weights = settings.random_weights.has_value()});
   PartitionOptions options;
   options.micro_batches = micro_batches;
   options.shapes = parse_shapes(settings.shapes);
+  if (like) {  // the batch is divided as there
+    for (const PlanInput& input : like->inputs) options.batch_axes[input.name] = input.batch_axis;
+    for (const PlanOutput& output : like->outputs)
+      if (output.merge == "mean" || output.merge == "sum") options.merges[output.name] = {output.merge, output.axis};
+  }
   try {
     return partition(std::move(model), options);
   } catch (const Error& error) {
@@ -81,11 +86,11 @@ int machine_cores() {
 }
 
 std::shared_ptr<const Plan> open_plan(const std::string& path, const ExecutionSettings& settings, int micro_batches,
-                                      std::vector<std::string>& notes) {
+                                      std::vector<std::string>& notes, const Plan* like) {
   const bool folder = std::filesystem::is_directory(path);
   if (folder && !is_plan_folder(path))
     throw Error("is a folder without a plan.json", "give an ONNX file or a folder that `fretsaw partition` wrote").in_file(path);
-  Plan plan = folder ? plan_of_folder(path, settings, notes) : plan_of_model(path, settings, micro_batches);
+  Plan plan = folder ? plan_of_folder(path, settings, notes) : plan_of_model(path, settings, micro_batches, like);
   notes.insert(notes.end(), plan.notes.begin(), plan.notes.end());
   return std::make_shared<const Plan>(std::move(plan));
 }

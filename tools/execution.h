@@ -27,9 +27,9 @@ void add_execution_options(CLI::App& command, ExecutionSettings& settings);
 void check_execution_options(const ExecutionSettings& settings, std::vector<std::string>& notes);
 
 int machine_cores();
-// The plan at `path`, or the model there as a plan of one stage.
+// The plan at `path`, or the model there as a plan of one stage, its batch divided and outputs merged as in `like` when that is given.
 std::shared_ptr<const Plan> open_plan(const std::string& path, const ExecutionSettings& settings, int micro_batches,
-                                      std::vector<std::string>& notes);
+                                      std::vector<std::string>& notes, const Plan* like = nullptr);
 SessionOptions session_options(const ExecutionSettings& settings, const Plan& plan);
 // From --inputs, --input or --random; without any of them, seed 0 and a note.
 Inputs gather_inputs(const Plan& plan, const ExecutionSettings& settings, std::vector<std::string>& notes);

@@ -8,6 +8,7 @@
 
 #include "graph/catalogue.h"
 #include "graph/passes.h"
+#include "graph/sizes.h"
 #include "tools/text.h"
 
 namespace fretsaw {
@@ -72,7 +73,7 @@ double count_flops(const Model& model) {
 }
 
 // "batch and sequence are not known and count as 1"
-void note_unknown_dimensions(const Graph& graph, ModelSummary& summary) {
+void note_unknown_dimensions(const Graph& graph, const Graph& sized, ModelSummary& summary) {
   std::set<std::string> symbols;
   std::set<std::string> nameless, shapeless;
   for (const Value* input : graph.inputs) {
@@ -95,7 +96,7 @@ void note_unknown_dimensions(const Graph& graph, ModelSummary& summary) {
   if (!nameless.empty()) summary.notes.push_back("nameless unknown dimensions count as 1, of the inputs " + listed(nameless));
   if (!shapeless.empty()) summary.notes.push_back("inputs without a shape count as one element: " + listed(shapeless));
   int64_t unknown = 0;
-  for (const Node* node : graph.nodes)
+  for (const Node* node : sized.nodes)
     for (const Value* value : node->outputs)
       if (value && (value->type.kind == Type::Kind::unknown || (value->type.is_tensor() && !value->type.shape))) ++unknown;
   if (unknown > 0) summary.notes.push_back(std::to_string(unknown) + " values have a shape that depends on data and count as one element");
@@ -126,10 +127,11 @@ ModelSummary summarise(const Model& model) {
   for (const Node* node : graph.nodes) ++summary.ops[op_title(*node)];
   std::unordered_set<const Tensor*> seen;
   count_parameters(graph, summary, seen);
-  count_activations(graph, summary);
-  summary.flops = count_flops(model);
+  const Model sized = with_sizes(model, {});
+  count_activations(*sized.graph, summary);
+  summary.flops = count_flops(sized);
   summary.notes = model.notes;
-  note_unknown_dimensions(graph, summary);
+  note_unknown_dimensions(graph, *sized.graph, summary);
   return summary;
 }
 

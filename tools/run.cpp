@@ -61,7 +61,7 @@ void compare_with_model(const Plan& plan, const Inputs& inputs, int threads, con
   ExecutionSettings whole = settings.execution;
   whole.micro_batches.reset();
   std::vector<std::string> ignored;
-  const auto reference = open_plan(settings.compare, whole, plan.micro_batches, ignored);
+  const auto reference = open_plan(settings.compare, whole, plan.micro_batches, ignored, &plan);
   if (reference->outputs.size() != plan.outputs.size())
     throw Error("has " + std::to_string(reference->outputs.size()) + " outputs, what runs has " + std::to_string(plan.outputs.size()),
                 "compare with the model that the plan was made from")
