@@ -89,6 +89,62 @@ void check_names(const Graph& graph, const PartitionOptions& options) {
       throw Error(fmt::format("--merge names '{}', which is no output of the model", name), "see `fretsaw inspect`", ErrorCode::usage);
 }
 
+void check_batch(int64_t batch, const PartitionOptions& options) {
+  if (int64_t{options.mesh.data} * options.micro_batches <= batch) return;
+  std::string parts = fmt::format("{} micro-batches", options.micro_batches);
+  if (options.mesh.data > 1) parts += fmt::format(" on each of {} data ranks", options.mesh.data);
+  throw Error(fmt::format("the model is given a batch of {}, which does not fill {}", batch, parts),
+              "use fewer micro-batches, or give the model a larger or symbolic batch");
+}
+
+// A symbolic batch to which --shape gives a number stays a symbol while the batch is divided: what depends on it is then still seen to.
+class GivenBatch {
+ public:
+  // Before the shapes are set.
+  GivenBatch(const Model& model, const PartitionOptions& options) {
+    if (options.mesh.data * options.micro_batches == 1) return;
+    for (Value* input : model.graph->inputs) {
+      const auto told = options.batch_axes.find(input->name);
+      const int axis = told == options.batch_axes.end() ? 0 : told->second;
+      if (axis < 0 || input->is_constant() || !input->type.is_tensor() || !input->type.shape) continue;
+      if (axis >= static_cast<int>(input->type.shape->size())) continue;
+      const Dim& dim = (*input->type.shape)[static_cast<size_t>(axis)];
+      if (!dim.known() && !dim.symbol.empty()) inputs_.push_back({input, static_cast<size_t>(axis), dim, -1});
+    }
+  }
+  // Once they are.
+  void open_again() {
+    for (Entry& e : inputs_) {
+      Dim& dim = (*e.input->type.shape)[e.axis];
+      if (!dim.known()) continue;
+      e.number = dim.value;
+      dim = e.symbol;
+    }
+  }
+  // Tells the facts the batch's number; inputs that turn out to hold no batch get theirs back. True when some do.
+  bool settle(BatchFacts& facts) const {
+    bool changed = false;
+    for (const Entry& e : inputs_) {
+      if (e.number < 0) continue;
+      const bool holds = std::any_of(facts.inputs.begin(), facts.inputs.end(), [&](const auto& i) { return i.first == e.input; });
+      if (holds)
+        facts.batch = e.number;
+      else
+        (*e.input->type.shape)[e.axis] = Dim(e.number), changed = true;
+    }
+    return changed;
+  }
+
+ private:
+  struct Entry {
+    Value* input;
+    size_t axis;
+    Dim symbol;
+    int64_t number;  // -1: none is given
+  };
+  std::vector<Entry> inputs_;
+};
+
 // Follows the batch where it is to be divided, and makes one that is baked into the file symbolic.
 BatchFacts divide_batch(Model& model, const PartitionOptions& options) {
   int parts = options.mesh.data * options.micro_batches;
@@ -97,12 +153,7 @@ BatchFacts divide_batch(Model& model, const PartitionOptions& options) {
     return {};
   }
   BatchFacts facts = analyse_batch(model, options.batch_axes, options.merges);
-  if (facts.batch >= 0 && parts > facts.batch)
-    throw Error(fmt::format("the model is written for a batch of {}, which does not fill {}", facts.batch,
-                            options.mesh.data == 1
-                                ? fmt::format("{} micro-batches", parts)
-                                : fmt::format("{} micro-batches on each of {} data ranks", options.micro_batches, options.mesh.data)),
-                "use fewer micro-batches, or export the model with a larger or symbolic batch");
+  if (facts.batch >= 0) check_batch(facts.batch, options);
   make_batch_symbolic(model, facts);
   return facts;
 }
@@ -283,17 +334,21 @@ Plan partition(Model model, const PartitionOptions& options) {
   for (const Value* v : model.graph->initializers()) plan.structure_only = plan.structure_only || v->constant->is_missing();
   Model source = clone(model);
 
+  GivenBatch given(model, options);
   set_input_shapes(model, options.shapes);
+  std::map<std::string, Dims> whole = static_inputs(*model.graph);
+  given.open_again();
   run_passes(model, preparing_passes());
   {
     Timer timer("infer-shapes", *model.graph);
     infer_shapes(model);
   }
-  std::map<std::string, Dims> whole = static_inputs(*model.graph);
   BatchFacts facts;
   {
     Timer timer("batch", *model.graph);
     facts = divide_batch(model, options);
+    if (given.settle(facts)) infer_shapes(model);
+    if (facts.batch >= 0) check_batch(facts.batch, options);
   }
   plan.batch = facts.batch;
   plan.notes = model.notes;

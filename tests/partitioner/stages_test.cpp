@@ -203,6 +203,22 @@ TEST_P(Stages, MoreStagesThanGroups) {
 }
 
 // Activations with series of their own are split off last, and the plan says so.
+TEST(Stages, AGivenBatchIsDividedAndCountedInTheFigures) {
+  Net net;
+  Value* v = net.op("MatMul", {net.input("x", {Dim("n"), Dim(64)}), net.weight("w0", {64, 64})}, "m0");
+  net.output(net.op("MatMul", {v, net.weight("w1", {64, 64})}, "m1"));
+  PartitionOptions options = pipeline(2);
+  options.micro_batches = 3;
+  options.shapes["x"] = {7, 64};
+  const Plan plan = partition(clone(net.model), options);
+  EXPECT_EQ(plan.batch, 7);
+  EXPECT_EQ(to_string(plan.inputs[0].type), "float32[n,64]");
+  EXPECT_EQ(plan.stages[0].send_bytes, 3 * 64 * 4);
+  EXPECT_EQ(plan.stages[0].flops, 2.0 * 3 * 64 * 64);
+  options.micro_batches = 8;
+  EXPECT_THAT(error_of(net.model, options), HasSubstr("a batch of 7, which does not fill 8 micro-batches"));
+}
+
 TEST(Stages, GroupsAreOpenedWhenStagesOutnumberThem) {
   Net net;
   Value* v = net.op("MatMul", {net.input("x", {4, 64}), net.weight("w0", {64, 64})}, "m0");
