@@ -356,7 +356,7 @@ Plan partition(Model model, const PartitionOptions& options) {
   describe_borders(*model.graph, facts, plan);
   {
     Timer timer("cut", *model.graph);
-    note_assumptions(*model.graph, micro_batch_sizes(plan), plan.notes);
+    if (options.note_sizes) note_assumptions(*model.graph, micro_batch_sizes(plan), plan.notes);
     Model sized;
     bool resize = plan.mesh.pipeline > 1 && (facts.batch > 0 || !ones_suffice(*model.graph));
     if (resize) sized = at_likely_sizes(model, facts, whole, options.mesh.data * options.micro_batches, plan.notes);

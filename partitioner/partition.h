@@ -22,6 +22,7 @@ struct PartitionOptions {
   std::vector<std::vector<std::string>> cuts;  // --cut: the values after which each boundary lies
   std::map<std::string, int> batch_axes;       // --batch NAME=AXIS; -1: none
   std::map<std::string, MergeRule> merges;     // --merge
+  bool note_sizes = true;                      // say which sizes the figures assume
   std::map<std::string, Dims> shapes;          // --shape
   std::string target = "cpu";                  // cpu, h100, h200 or a JSON file
   std::optional<int64_t> memory_bytes;         // --memory, of each device

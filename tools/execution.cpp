@@ -24,7 +24,8 @@ Plan plan_of_model(const std::string& path, const ExecutionSettings& settings, i
   PartitionOptions options;
   options.micro_batches = micro_batches;
   options.shapes = parse_shapes(settings.shapes);
-  if (like) {  // the batch is divided as there
+  options.note_sizes = false;  // the inputs decide them
+  if (like) {                  // the batch is divided as there
     for (const PlanInput& input : like->inputs) options.batch_axes[input.name] = input.batch_axis;
     for (const PlanOutput& output : like->outputs)
       if (output.merge == "mean" || output.merge == "sum") options.merges[output.name] = {output.merge, output.axis};
@@ -91,7 +92,7 @@ std::shared_ptr<const Plan> open_plan(const std::string& path, const ExecutionSe
   if (folder && !is_plan_folder(path))
     throw Error("is a folder without a plan.json", "give an ONNX file or a folder that `fretsaw partition` wrote").in_file(path);
   Plan plan = folder ? plan_of_folder(path, settings, notes) : plan_of_model(path, settings, micro_batches, like);
-  notes.insert(notes.end(), plan.notes.begin(), plan.notes.end());
+  if (!folder) notes.insert(notes.end(), plan.notes.begin(), plan.notes.end());  // a plan's were told when it was made
   return std::make_shared<const Plan>(std::move(plan));
 }
 
