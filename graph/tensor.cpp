@@ -17,7 +17,7 @@ namespace fretsaw {
 static_assert(std::endian::native == std::endian::little, "raw_data is little-endian; a big-endian host needs byte swaps in graph/io");
 
 std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
-  int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe without a writer must not stop us
   if (fd < 0) throw Error(std::string("cannot be opened: ") + std::strerror(errno), "check the path and its permissions").in_file(path);
   struct stat st = {};
   if (::fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {

@@ -27,6 +27,11 @@ std::vector<Candidate> candidates(const Model& model, const std::map<std::string
   std::vector<Candidate> result;
   std::set<std::string> unknown;
   for (const auto& [name, axis] : batch_axes) unknown.insert(name);
+  const auto users = consumers_of(*model.graph);
+  const auto is_used = [&](const Value* input) {
+    const auto found = users.find(input);
+    return (found != users.end() && !found->second.empty()) || std::count(model.graph->outputs.begin(), model.graph->outputs.end(), input);
+  };
   for (Value* input : model.graph->inputs) {
     unknown.erase(input->name);
     if (input->is_constant()) continue;
@@ -34,6 +39,7 @@ std::vector<Candidate> candidates(const Model& model, const std::map<std::string
     if (told != batch_axes.end() && told->second < 0) continue;
     bool tensor = input->type.is_tensor() && input->type.shape;
     int axis = told != batch_axes.end() ? told->second : 0;
+    if (told == batch_axes.end() && !is_used(input)) continue;
     if (!tensor || axis >= static_cast<int>(input->type.shape->size())) {
       if (told != batch_axes.end())
         throw Error(fmt::format("input '{}' of type {} has no axis {}", input->name, to_string(input->type), axis),
@@ -115,7 +121,9 @@ class TypeKeeper {
 
 Error mixed_error(const Value& output, const MixedCause& cause) {
   std::string remedy = kUndivided;
-  remedy += fmt::format(", or say with --merge {}=mean, sum or same how its parts come together", output.name);
+  if (cause.partial.empty() || cause.partial == "mean" || cause.partial == "sum")
+    remedy += fmt::format(", or say with --merge {}={} how its parts come together", output.name,
+                          cause.partial.empty() ? "mean, sum or same" : cause.partial);
   Error e(fmt::format("output '{}' mixes the samples of the batch: {}", output.name, cause.why), remedy);
   return cause.node ? e.at_node(cause.node->name, cause.node->op) : e;
 }
@@ -276,7 +284,6 @@ void make_batch_symbolic(Model& model, const BatchFacts& facts) {
   forget(forget, *model.graph);
   remove_dead_nodes(*model.graph);
   infer_shapes(model);
-  model.notes.insert(model.notes.end(), facts.notes.begin(), facts.notes.end());
 }
 
 }  // namespace fretsaw

@@ -94,7 +94,7 @@ void ExternalWriter::flush() {
 
 int ExternalWriter::source(const std::string& path) {
   auto [it, is_new] = sources_.try_emplace(path, -1);
-  if (is_new) it->second = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (is_new) it->second = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   return it->second;
 }
 

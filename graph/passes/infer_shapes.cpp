@@ -70,10 +70,8 @@ class Engine {
 
   std::vector<const onnx::TypeProto*> infer_body(Graph& body, const std::vector<const onnx::TypeProto*>& inputs) {
     for (size_t i = 0; i < body.inputs.size(); ++i) {
-      if (i < inputs.size() && inputs[i])
-        body.inputs[i]->type = type_from_proto(*inputs[i]);
-      else if (!options_.keep_hints)
-        body.inputs[i]->type = {};
+      // Nothing is given for a condition that is left out: it has the type that the body declares.
+      if (i < inputs.size() && inputs[i]) body.inputs[i]->type = type_from_proto(*inputs[i]);
       forget(body.inputs[i]);
     }
     for (Node* node : body.nodes)
@@ -284,8 +282,28 @@ bool Engine::evaluate(Node& node) {
   return true;
 }
 
+// Operators for which ONNX has no inference, though their first output is like their first input: a normalised tensor, or rows of it.
+void infer_without_schema(Node& node) {
+  const Value* x = node.input(0);
+  if (!x || !node.out(0) || !node.domain.empty() || !x->type.is_tensor()) return;
+  if (node.is("GroupNormalization") || node.is("MeanVarianceNormalization")) {
+    node.out(0)->type = x->type;
+  } else if (node.is("Compress")) {
+    Type type = Type::tensor(x->type.dtype);
+    const auto axis = node.attribute("axis") ? std::optional(node.get_int("axis", 0)) : std::nullopt;
+    if (!axis) type.shape = Shape(1);
+    if (axis && x->type.shape) {
+      const auto rank = static_cast<int64_t>(x->type.shape->size());
+      const int64_t at = *axis < 0 ? *axis + rank : *axis;
+      if (at >= 0 && at < rank) type.shape = x->type.shape, (*type.shape)[static_cast<size_t>(at)] = Dim();
+    }
+    node.out(0)->type = type;
+  }
+}
+
 void Engine::infer_types(Node& node) {
   const onnx::OpSchema* schema = schema_of(node);
+  if (schema && !schema->has_type_and_shape_inference_function()) infer_without_schema(node);
   if (!schema || !schema->has_type_and_shape_inference_function()) return;
   NodeContext context(*this, node);
   try {
