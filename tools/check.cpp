@@ -1,8 +1,9 @@
 // fretsaw check: is a model sound.
+#include "graph/io/check.h"
+
 #include <CLI/App.hpp>
 #include <cstdio>
 
-#include "graph/io.h"
 #include "tools/commands.h"
 #include "tools/json_output.h"
 #include "tools/text.h"
@@ -23,14 +24,13 @@ void print_findings(const std::vector<Finding>& findings, const std::string& pat
 }
 
 void check(const Settings& settings, Outcome& outcome) {
-  const Model model = read_model(settings.path, {.allow_missing_weights = true});
-  const std::vector<Finding> findings = check_model(model);
+  const auto [findings, notes] = check_file(settings.path);
   bool ok = true;
   for (const Finding& finding : findings) ok = ok && finding.severity != "error";
   outcome.exit_code = ok ? 0 : 1;
   if (!settings.json) {
     print_findings(findings, settings.path, ok);
-    return print_notes(model.notes);
+    return print_notes(notes);
   }
   Json list = Json::array();
   for (const Finding& f : findings)

@@ -61,6 +61,13 @@ void take_weights(Model& model, const std::string& path) {
   }
 }
 
+// What can never run is refused before it is cut.
+void refuse_unsound(const Model& model) {
+  for (const Finding& finding : check_model(model))
+    if (finding.severity == "error")
+      throw Error(finding.message, "mend or export the model again; `fretsaw check` lists all that is wrong").in_file(model.path);
+}
+
 std::set<std::string> value_names(const Model& model) {
   std::set<std::string> names;
   for (const Value& value : model.graph->all_values()) names.insert(value.name);
@@ -90,6 +97,7 @@ void partition_command(const Settings& settings) {
   const bool may_miss = settings.structure_only || !settings.weights.empty();
   Model model = read_model(settings.path, {.allow_missing_weights = may_miss});
   if (!settings.weights.empty()) take_weights(model, settings.weights);
+  refuse_unsound(model);
   std::vector<std::string> notes;
   const PartitionOptions options = options_of(settings, model, notes);
   Plan plan;

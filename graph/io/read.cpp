@@ -342,10 +342,10 @@ void check_versions(const onnx::ModelProto& proto) {
     throw Error(fmt::format("has IR version {}, newer than {}, the newest this build reads", proto.ir_version(),
                             static_cast<int>(onnx::Version::IR_VERSION)),
                 "export it with an older IR version, or build fretsaw with a newer libonnx");
-  if (proto.opset_import_size() == 0) throw Error("imports no operator set", "the file is damaged; export the model again");
 }
 
 void read_header(const onnx::ModelProto& proto, Model& model) {
+  if (proto.opset_import_size() == 0) throw Error("imports no operator set", "the file is damaged; export the model again");
   model.ir_version = proto.ir_version();
   for (const auto& opset : proto.opset_import()) {
     std::string domain = opset.domain() == "ai.onnx" ? "" : opset.domain();
@@ -377,9 +377,13 @@ Model model_from_proto(onnx::ModelProto& proto, const std::string& folder, FileC
   register_communication_schemas();
   check_versions(proto);
   Model model;
-  read_header(proto, model);
-  GraphReader reader(folder, files, options, proto.ir_version(), &model.notes);
-  model.graph = reader.read(proto.graph(), nullptr);
+  try {
+    read_header(proto, model);
+    GraphReader reader(folder, files, options, proto.ir_version(), &model.notes);
+    model.graph = reader.read(proto.graph(), nullptr);
+  } catch (const Error& e) {
+    throw StructureError(e);
+  }
   proto.clear_graph();
   proto.clear_opset_import();
   proto.clear_metadata_props();
@@ -403,6 +407,8 @@ Model read_model(const std::string& path, const ReadOptions& options) {
     XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
     model.digest = fmt::format("xxh3:{:016x}{:016x}", hash.high64, hash.low64);
     return model;
+  } catch (const StructureError& e) {
+    throw StructureError(e.in_file(path));
   } catch (const Error& e) {
     throw e.in_file(path);
   }

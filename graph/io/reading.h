@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "graph/errors.h"
 #include "graph/io.h"
 
 namespace onnx {
@@ -12,6 +13,12 @@ class SparseTensorProto;
 }  // namespace onnx
 
 namespace fretsaw {
+
+// The file parses, and what it says is no graph: an undefined name, a value made twice, a cycle.
+class StructureError : public Error {
+ public:
+  explicit StructureError(const Error& error) : Error(error) {}
+};
 
 // The files that tensors are mapped from, each mapped once.
 struct FileCache {
