@@ -28,6 +28,36 @@ std::string file_of(const std::string& folder, const std::string& name) {
   return std::filesystem::is_regular_file(path) ? path : "";
 }
 
+// K of "input_K.pb", or -1.
+int64_t number_of(const std::string& file) {
+  const std::string prefix = "input_", suffix = ".pb";
+  if (!file.starts_with(prefix) || !file.ends_with(suffix) || file.size() <= prefix.size() + suffix.size()) return -1;
+  const std::string digits = file.substr(prefix.size(), file.size() - prefix.size() - suffix.size());
+  if (digits.size() > 9 || digits.find_first_not_of("0123456789") != std::string::npos) return -1;
+  return digits.size() > 1 && digits[0] == '0' ? -1 : std::stoll(digits);
+}
+
+std::set<int64_t> numbered_files(const std::string& folder) {
+  std::set<int64_t> numbers;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const int64_t number = number_of(entry.path().filename().string());
+    if (number >= 0) numbers.insert(number);
+  }
+  return numbers;
+}
+
+// Whether input_K.pb counts all inputs, or those without a default only: as many files as there are say which.
+bool counts_defaults(const std::vector<InputSlot>& slots, size_t files, const std::string& folder) {
+  size_t needed = 0;
+  for (const InputSlot& slot : slots) needed += !slot.has_default;
+  if (files == 0 || files == needed || needed == slots.size()) return false;
+  if (files == slots.size()) return true;
+  throw Error("holds " + std::to_string(files) + " files input_K.pb, and the model has " + std::to_string(slots.size()) + " inputs, " +
+                  std::to_string(needed) + " of them without a default",
+              "give a file for each input or for each without a default, or name them NAME.npy")
+      .in_file(folder);
+}
+
 const PlanInput* find_input(const Plan& plan, const std::string& name) {
   for (const PlanInput& input : plan.inputs)
     if (input.name == name) return &input;
@@ -140,16 +170,22 @@ std::vector<InputSlot> input_slots(const Plan& plan) {
 Inputs read_input_folder(const Plan& plan, const std::string& folder) {
   if (!std::filesystem::is_directory(folder))
     throw Error("is no folder", "give the folder that holds input_0.pb or NAME.npy").in_file(folder);
+  const std::vector<InputSlot> slots = input_slots(plan);
+  std::set<int64_t> untaken = numbered_files(folder);
+  const bool all = counts_defaults(slots, untaken.size(), folder);
   Inputs inputs;
-  int number = 0;
-  for (const InputSlot& slot : input_slots(plan)) {
+  int64_t number = 0;
+  for (const InputSlot& slot : slots) {
     std::string path;
-    const std::string numbered = slot.has_default ? "" : "input_" + std::to_string(number++) + ".pb";
+    const std::string numbered = slot.has_default && !all ? "" : "input_" + std::to_string(number++) + ".pb";
     if (fits_file_name(slot.input->name)) {
       path = file_of(folder, slot.input->name + ".npy");
-      if (path.empty()) path = file_of(folder, slot.input->name + ".pb");
+      if (path.empty() && number_of(slot.input->name + ".pb") < 0) path = file_of(folder, slot.input->name + ".pb");
     }
-    if (path.empty() && !numbered.empty()) path = file_of(folder, numbered);
+    if (path.empty() && !numbered.empty()) {
+      path = file_of(folder, numbered);
+      untaken.erase(number - 1);
+    }
     if (path.empty()) {
       if (slot.has_default || slot.input->stages.empty()) continue;
       throw Error("holds no file for the input '" + slot.input->name + "'", "add " + numbered + " or '" + slot.input->name + ".npy'")
@@ -157,6 +193,9 @@ Inputs read_input_folder(const Plan& plan, const std::string& folder) {
     }
     inputs[slot.input->name] = read_value_file(path, slot.input->type);
   }
+  if (!untaken.empty())
+    throw Error("is taken by no input: each has its file", known_inputs(plan) + "; remove it")
+        .in_file((std::filesystem::path(folder) / ("input_" + std::to_string(*untaken.begin()) + ".pb")).string());
   return inputs;
 }
 
