@@ -16,7 +16,7 @@ void Settings::refuse(const std::string& key, const std::string& why) const {
   throw Error("model " + model_ + ": the setting '" + key + "' " + why, "see the keys with 'fretsaw model'", ErrorCode::usage);
 }
 
-int64_t Settings::number(const std::string& key, int64_t absent, int64_t most) {
+int64_t Settings::number(const std::string& key, int64_t absent, int64_t most, int64_t least) {
   const std::string* text = find(key);
   if (!text) return absent;
   size_t used = 0;
@@ -26,8 +26,8 @@ int64_t Settings::number(const std::string& key, int64_t absent, int64_t most) {
   } catch (const std::exception&) {
     used = 0;
   }
-  if (used == 0 || used != text->size() || v < 1 || v > most)
-    refuse(key, "must be a number from 1 to " + std::to_string(most) + ", not '" + *text + "'");
+  if (used == 0 || used != text->size() || v < least || v > most)
+    refuse(key, "must be a number from " + std::to_string(least) + " to " + std::to_string(most) + ", not '" + *text + "'");
   return v;
 }
 
@@ -58,8 +58,12 @@ uint64_t Settings::seed() {
 }
 
 int64_t Settings::opset() {
-  int64_t v = number("opset", 20, newest_opset());
-  if (v < 17) refuse("opset", "must be from 17 to " + std::to_string(newest_opset()));
+  constexpr int64_t kOldest = 17, kBfloat16 = 22;  // Conv and pooling take bfloat16 from 22 on
+  const bool bfloat16 = dtype() == DType::bfloat16;
+  const int64_t v = number("opset", bfloat16 ? kBfloat16 : 20, newest_opset(), kOldest);
+  if (bfloat16 && v < kBfloat16)
+    refuse("opset", "must be from " + std::to_string(kBfloat16) + " to " + std::to_string(newest_opset()) + " with dtype=bfloat16, not " +
+                        std::to_string(v));
   return v;
 }
 

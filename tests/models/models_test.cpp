@@ -119,6 +119,9 @@ TEST(Models, SettingsAtFaultAreNamed) {
   EXPECT_THAT(error_of("bert", {{"hidden", "30"}, {"heads", "4"}}), HasSubstr("heads"));
   EXPECT_THAT(error_of("llama", {{"heads", "4"}, {"kv_heads", "3"}}), HasSubstr("kv_heads"));
   EXPECT_THAT(error_of("gpt2", {{"dtype", "int8"}}), HasSubstr("dtype"));
+  EXPECT_THAT(error_of("mlp", {{"opset", "3"}}), HasSubstr("from 17 to "));
+  EXPECT_THAT(error_of("resnet18", {{"dtype", "bfloat16"}, {"opset", "21"}}), HasSubstr("from 22 to "));
+  EXPECT_EQ(build_model("resnet18", {{"dtype", "bfloat16"}}).opsets.at(""), 22);
 }
 
 }  // namespace
