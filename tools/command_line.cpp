@@ -2,6 +2,7 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <new>
@@ -68,13 +69,24 @@ int run_command(int argc, char** argv) {
   return outcome.exit_code;
 }
 
+// What a command printed has to arrive.
+void finish_output() {
+  errno = 0;
+  const bool flushed = std::fflush(stdout) == 0;
+  if (flushed && !std::ferror(stdout)) return;
+  const std::string reason = errno != 0 ? std::string(": ") + std::strerror(errno) : "";
+  throw Error("the standard output can't be written" + reason, "check where it goes and the space there");
+}
+
 }  // namespace
 
 int run_command_line(int argc, char** argv) {
   const bool json = wants_json(argc, argv);
   constexpr int kModel = static_cast<int>(ErrorCode::model);
   try {
-    return run_command(argc, argv);
+    const int code = run_command(argc, argv);
+    finish_output();
+    return code;
   } catch (const Error& error) {
     return report(error.what(), static_cast<int>(error.code()), json);
   } catch (const std::bad_alloc&) {
