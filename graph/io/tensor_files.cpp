@@ -32,6 +32,12 @@ std::string npy_field(const std::string& header, const std::string& key) {
   return header.substr(at);
 }
 
+// The quoted type of a field, as '>f4'; of a record just that.
+std::string npy_type_text(const std::string& descr) {
+  const size_t end = descr.empty() || descr[0] != '\'' ? std::string::npos : descr.find('\'', 1);
+  return end == std::string::npos ? "structure" : descr.substr(0, end + 1);
+}
+
 Dims npy_shape(const std::string& text) {
   Dims dims;
   if (text.empty() || text[0] != '(') throw Error("is a .npy file with a damaged shape");
@@ -45,6 +51,25 @@ Dims npy_shape(const std::string& text) {
     while (*p == ',' || *p == ' ') ++p;
   }
   return dims;
+}
+
+// The first axis is the fastest in the file, the last one in memory.
+TensorPtr from_fortran_order(const Tensor& file) {
+  auto t = make_tensor(file.dtype, file.dims);
+  const size_t rank = t->dims.size(), size = static_cast<size_t>(bits_of(t->dtype)) / 8;
+  std::vector<int64_t> strides(rank, 1), at(rank, 0);
+  for (size_t i = 1; i < rank; ++i) strides[i] = strides[i - 1] * t->dims[i - 1];
+  int64_t from = 0;
+  for (int64_t to = 0; to < t->count(); ++to) {
+    std::memcpy(mutable_data(*t) + static_cast<size_t>(to) * size, file.data + static_cast<size_t>(from) * size, size);
+    for (size_t axis = rank; axis-- > 0;) {
+      from += strides[axis];
+      if (++at[axis] < t->dims[axis]) break;
+      from -= strides[axis] * t->dims[axis];
+      at[axis] = 0;
+    }
+  }
+  return t;
 }
 
 TensorPtr read_npy(std::shared_ptr<const MappedFile> file) {
@@ -63,16 +88,14 @@ TensorPtr read_npy(std::shared_ptr<const MappedFile> file) {
   for (const NpyType& type : kNpyTypes)
     if (descr.size() > 2 && descr.compare(1, descr.find('\'', 1) - 1, type.code) == 0) t->dtype = type.dtype;
   if (t->dtype == DType::undefined)
-    throw Error("is a .npy file of the type " + descr.substr(0, 12) + ", which is not supported", "convert it to little-endian numbers");
-  if (npy_field(header, "fortran_order").rfind("False", 0) != 0)
-    throw Error("is a .npy file in Fortran order", "save numpy.ascontiguousarray(x)");
+    throw Error("is a .npy file of the type " + npy_type_text(descr) + ", which is not supported", "convert it to little-endian numbers");
   t->dims = npy_shape(npy_field(header, "shape"));
   if (t->bytes() > bytes.size() - start - length)
     throw Error("is a .npy file with fewer bytes than its shape needs", "the file is truncated");
   t->data = bytes.data() + start + length;
   t->owner = t->file = file;
   t->file_offset = start + length;
-  return t;
+  return npy_field(header, "fortran_order").starts_with("True") && t->dims.size() > 1 ? from_fortran_order(*t) : t;
 }
 
 }  // namespace

@@ -173,6 +173,25 @@ TEST_F(Files, LoadSaveLoadIsEqual) {
   }
 }
 
+TEST_F(Files, NumpyFiles) {
+  const auto npy = [&](const std::string& type, const std::string& order) {
+    std::string header = "{'descr': '" + type + "', 'fortran_order': " + order + ", 'shape': (2, 3), }";
+    header.resize(117, ' ');
+    std::string bytes = std::string("\x93NUMPY\x01\x00", 8) + static_cast<char>(118) + '\0' + header + '\n';
+    for (int32_t i = 0; i < 6; ++i) bytes.append(reinterpret_cast<const char*>(&i), 4);
+    return save(bytes, "x.npy");
+  };
+  const auto numbers = [](const TensorPtr& t) { return std::vector<int32_t>(t->as<int32_t>().begin(), t->as<int32_t>().end()); };
+  EXPECT_EQ(numbers(read_tensor_file(npy("<i4", "False"))), (std::vector<int32_t>{0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(numbers(read_tensor_file(npy("<i4", "True"))), (std::vector<int32_t>{0, 2, 4, 1, 3, 5}));
+  try {
+    read_tensor_file(npy(">i4", "False"));
+    ADD_FAILURE();
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("of the type '>i4', which"), std::string::npos) << e.what();
+  }
+}
+
 TEST_F(Files, OddGraphs) {  // CASES 6 and 9
   Model unsorted = read_model(save(parse("g (float[2] x) => (float[2] y) { y = Relu(t)\n t = Neg(x) }")));
   EXPECT_EQ(unsorted.graph->nodes[0]->op, "Neg");
