@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "tools/elements.h"
 #include "tools/value_files.h"
@@ -38,6 +39,17 @@ Difference failed(const std::string& why) {
   difference.ok = false;
   difference.why = why;
   return difference;
+}
+
+// Values that are not of one type and shape have no distance.
+Difference incomparable(const std::string& why) {
+  Difference difference = failed(why);
+  difference.max_abs = difference.max_rel = difference.over_range = std::numeric_limits<double>::quiet_NaN();
+  return difference;
+}
+
+double larger(double a, double b) {
+  return std::isnan(a) || b < a ? a : b;
 }
 
 Difference compare_strings(const TensorView& got, const TensorView& want) {
@@ -85,8 +97,8 @@ Difference compare_numbers(const TensorView& got, const TensorView& want, const 
 }
 
 Difference compare_tensors(const TensorView& got, const TensorView& want, const Tolerance& tolerance) {
-  if (got.dtype != want.dtype) return failed(fmt::format("type {} for {}", name_of(got.dtype), name_of(want.dtype)));
-  if (got.dims != want.dims) return failed("shape " + to_string(got.dims) + " for " + to_string(want.dims));
+  if (got.dtype != want.dtype) return incomparable(fmt::format("type {} for {}", name_of(got.dtype), name_of(want.dtype)));
+  if (got.dims != want.dims) return incomparable("shape " + to_string(got.dims) + " for " + to_string(want.dims));
   if (got.dtype == DType::string) return compare_strings(got, want);
   return compare_numbers(got, want, tolerance);
 }
@@ -96,19 +108,19 @@ Difference compare_tensors(const TensorView& got, const TensorView& want, const 
 Difference worse(const Difference& a, const Difference& b) {
   Difference out;
   out.ok = a.ok && b.ok;
-  out.max_abs = std::max(a.max_abs, b.max_abs);
-  out.max_rel = std::max(a.max_rel, b.max_rel);
-  out.over_range = std::max(a.over_range, b.over_range);
+  out.max_abs = larger(a.max_abs, b.max_abs);
+  out.max_rel = larger(a.max_rel, b.max_rel);
+  out.over_range = larger(a.over_range, b.over_range);
   out.why = a.why.empty() ? b.why : a.why;
   return out;
 }
 
 Difference compare(const RuntimeValue& got, const RuntimeValue& want, const Tolerance& tolerance) {
   using Kind = RuntimeValue::Kind;
-  if (got.kind != want.kind) return failed(describe(got) + " for " + describe(want));
+  if (got.kind != want.kind) return incomparable(describe(got) + " for " + describe(want));
   if (got.kind == Kind::absent) return {};
   if (got.kind == Kind::tensor) return compare_tensors(got.tensor, want.tensor, tolerance);
-  if (got.items.size() != want.items.size()) return failed(describe(got) + " for " + describe(want));
+  if (got.items.size() != want.items.size()) return incomparable(describe(got) + " for " + describe(want));
   Difference all;
   for (size_t i = 0; i < got.items.size(); ++i) {
     Difference one = compare(got.items[i], want.items[i], tolerance);

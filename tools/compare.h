@@ -16,7 +16,7 @@ struct Tolerance {
 };
 struct Difference {
   bool ok = true;
-  double max_abs = 0, max_rel = 0, over_range = 0;  // over_range: max|a - b| / max|b|
+  double max_abs = 0, max_rel = 0, over_range = 0;  // over_range: max|a - b| / max|b|. NaN: types or shapes differ
   std::string why;                                  // when not ok: "shape [2] for [3]", "values differ"
 };
 Difference compare(const RuntimeValue& got, const RuntimeValue& want, const Tolerance& tolerance);

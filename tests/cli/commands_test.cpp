@@ -1,5 +1,9 @@
 // The command line's contract: exit codes, the form of errors, the fields of JSON, the files that are written.
 #include <gmock/gmock.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <functional>
 
 #include "graph/io.h"
 #include "tests/cli/command.h"
@@ -137,6 +141,79 @@ TEST_F(CommandTest, CheckTellsSoundFromUnsound) {
   EXPECT_TRUE(findings[0].contains("tensor") && findings[0].contains("rule") && findings[0].contains("message"));
 }
 
+struct Unsound {
+  const char* what;
+  std::function<void(Model&)> damage;
+  const char *node, *rule, *says;
+};
+
+TEST_F(CommandTest, WhatCanNeverRunIsRefused) {
+  const auto relu = [](Model& m) { return m.graph->nodes[1]; };
+  const std::vector<Unsound> cases = {
+      {"operator", [&](Model& m) { relu(m)->op = "NoSuchOp"; }, "relu", "unknown-operator", "NoSuchOp"},
+      {"attribute", [&](Model& m) { relu(m)->set("colour", int64_t{1}); }, "relu", "operator-schema", "colour"},
+      {"input", [&](Model& m) { relu(m)->inputs.clear(); }, "relu", "operator-schema", "input"},
+      {"domain", [&](Model& m) { relu(m)->domain = "com.example"; }, "relu", "opset-import", "com.example"},
+      {"opset", [&](Model& m) { m.opsets[""] = 99; }, "", "opset", "99"},
+      {"old opset", [&](Model& m) { m.opsets[""] = 6; }, "", "opset", "7 to"},
+      {"shapes",
+       [&](Model& m) {
+         m.graph->inputs[0]->type.shape = Shape{2, 3};
+       },
+       "first", "shape-inference", "first"},
+      {"axis", [&](Model& m) { relu(m)->op = "Softmax", relu(m)->set("axis", int64_t{7}); }, "relu", "shape-inference", "axis"},
+      {"type", [&](Model& m) { m.graph->outputs[0]->type.dtype = DType::int64; }, "second", "declared-type", "int64"},
+  };
+  for (const Unsound& c : cases) {
+    Model model = mlp(2);
+    c.damage(model);
+    write_model(model, path("bad.onnx"));
+    const CommandResult check = fretsaw({"check", path("bad.onnx"), "--json"});
+    EXPECT_EQ(check.exit_code, 1) << c.what << check.out;
+    json found;
+    const json all = check.json()["findings"];
+    for (const json& finding : all)
+      if (finding["severity"] == "error" && found.is_null()) found = finding;
+    ASSERT_FALSE(found.is_null()) << c.what;
+    EXPECT_EQ(found["node"], c.node) << c.what;
+    EXPECT_EQ(found["rule"], c.rule) << c.what;
+    const CommandResult cut = fretsaw({"partition", path("bad.onnx"), "-o", path("plan"), "--mesh", "pipeline=2"});
+    EXPECT_EQ(cut.exit_code, 3) << c.what;
+    EXPECT_THAT(cut.err, HasSubstr(c.says)) << c.what;
+    EXPECT_FALSE(std::filesystem::exists(path("plan"))) << c.what;
+  }
+}
+
+TEST_F(CommandTest, WrongHintsInsideAndMissingWeightsAreWarnings) {
+  Model model = mlp(2, 256);
+  model.graph->nodes[0]->out(0)->type = Type::tensor(DType::float32, Shape{2, 77});
+  write_model(model, path("m.onnx"), {.external_above = 0});
+  std::filesystem::remove(path("m.onnx.data"));
+  const CommandResult check = fretsaw({"check", path("m.onnx"), "--json"});
+  EXPECT_EQ(check.exit_code, 0) << check.out;
+  EXPECT_THAT(check.out, HasSubstr("missing-weights"));
+  EXPECT_THAT(check.out, HasSubstr("declared-type"));
+  EXPECT_EQ(fretsaw({"partition", path("m.onnx"), "-o", path("plan"), "--structure-only"}).exit_code, 0);
+}
+
+TEST_F(CommandTest, CheckFindsWhatIsNoGraph) {
+  const std::vector<std::pair<std::function<void(Model&)>, std::string>> cases = {
+      {[](Model& m) { m.graph->nodes[1]->inputs[0] = m.graph->add_value("nothing"); }, "'nothing'"},
+      {[](Model& m) { m.graph->nodes[0]->inputs[0] = m.graph->nodes[1]->out(0); }, "cycle"},
+      {[](Model& m) { m.graph->outputs[0] = m.graph->add_value("absent", m.graph->outputs[0]->type); }, "'absent'"},
+  };
+  for (const auto& [damage, says] : cases) {
+    Model model = mlp(2);
+    damage(model);
+    write_model(model, path("bad.onnx"));
+    const CommandResult check = fretsaw({"check", path("bad.onnx"), "--json"});
+    EXPECT_EQ(check.exit_code, 1) << says << check.err;
+    EXPECT_EQ(check.json()["findings"][0]["rule"], "structure");
+    EXPECT_THAT(check.out, HasSubstr(says));
+    EXPECT_EQ(fretsaw({"partition", path("bad.onnx"), "-o", path("plan")}).exit_code, 3) << says;
+  }
+}
+
 TEST_F(CommandTest, PartitionThenRunAgreesWithTheModel) {
   const std::string model = write_mlp("m.onnx", 0);
   const CommandResult cut = fretsaw({"partition", model, "-o", path("plan"), "--mesh", "pipeline=2", "--micro-batches", "3", "--json"});
@@ -208,6 +285,39 @@ TEST_F(CommandTest, RunTakesNumberedAndNamedInputs) {
     EXPECT_EQ(run.json()["outputs"][0]["shape"], json({2, 2}));
   }
   EXPECT_EQ(fretsaw({"run", model, "--micro-batches", "3", "--inputs", path("in")}).exit_code, 3);
+}
+
+TEST_F(CommandTest, NumberedInputsCountAllOrThoseWithoutADefault) {
+  Model model = mlp(2);
+  Value* w1 = model.graph->nodes[0]->inputs[1];
+  model.graph->inputs.insert(model.graph->inputs.begin(), w1);
+  write_model(model, path("m.onnx"));
+  const auto x = make_tensor(DType::float32, {2, 4}), w = make_tensor(DType::float32, {4, 8});
+  const std::vector<std::pair<std::vector<TensorPtr>, int>> cases = {{{x}, 0}, {{w, x}, 0}, {{x, w}, 3}, {{w, x, x}, 3}};
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const std::string folder = path("in" + std::to_string(i));
+    std::filesystem::create_directory(folder);
+    for (size_t k = 0; k < cases[i].first.size(); ++k)
+      write_tensor_file(*cases[i].first[k], folder + "/input_" + std::to_string(k) + ".pb");
+    const CommandResult run = fretsaw({"run", path("m.onnx"), "--inputs", folder});
+    EXPECT_EQ(run.exit_code, cases[i].second) << i << run.err;
+  }
+  std::filesystem::create_directory(path("many"));
+  for (const char* name : {"input_0.pb", "input_1.pb"}) write_tensor_file(*x, path(std::string("many/") + name));
+  EXPECT_THAT(fretsaw({"run", write_mlp("plain.onnx", 2), "--inputs", path("many")}).err, HasSubstr("input_1.pb: is taken by no input"));
+}
+
+TEST_F(CommandTest, FailedFilesLeaveNothingBehind) {
+  std::filesystem::create_directories(path("t.json"));  // a folder stands where the file should
+  EXPECT_EQ(fretsaw({"run", write_mlp("m.onnx", 1), "--random", "1", "--trace", path("t.json")}).exit_code, 3);
+  for (const auto& entry : std::filesystem::directory_iterator(path("")))
+    EXPECT_EQ(entry.path().filename().string().find(".part"), std::string::npos) << entry.path();
+}
+
+TEST_F(CommandTest, OutputThatCanNotBeWrittenIsAnError) {
+  const std::string model = write_mlp("m.onnx", 1);
+  const std::string line = std::string(FRETSAW_COMMAND) + " inspect --json '" + model + "' > /dev/full 2> /dev/null";
+  EXPECT_EQ(WEXITSTATUS(std::system(line.c_str())), 3);
 }
 
 TEST_F(CommandTest, RunRepeatsTimesAndTraces) {

@@ -179,6 +179,9 @@ TEST(Compare, TypesShapesAndKindsMustAgree) {
   EXPECT_FALSE(compare(floats({1}), tensor(DType::float64, {1}, {1}), {}).ok);
   EXPECT_FALSE(compare(floats({1, 2}), tensor(DType::float32, {2, 1}, {1, 2}), {}).ok);
   EXPECT_FALSE(compare(floats({1}), RuntimeValue{}, {}).ok);
+  const Difference none = compare(floats({1, 2}), floats({1}), {});
+  EXPECT_TRUE(std::isnan(none.max_abs) && std::isnan(none.max_rel) && std::isnan(none.over_range));
+  EXPECT_TRUE(std::isnan(worse(Difference{}, none).max_abs) && std::isnan(worse(none, Difference{}).max_abs));
   EXPECT_TRUE(compare(RuntimeValue{}, RuntimeValue{}, {}).ok);
   EXPECT_FALSE(compare(tensor(DType::int64, {1}, {100000}), tensor(DType::int64, {1}, {100001}), {}).ok);
   RuntimeValue large = tensor(DType::int64, {1}, {0}), next = tensor(DType::int64, {1}, {0});
