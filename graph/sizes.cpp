@@ -130,6 +130,17 @@ Model with_sizes(const Model& model, const DimSizes& sizes) {
   return sized;
 }
 
+bool ones_suffice(const Graph& graph, const DimSizes& sizes) {
+  for (const Value& v : graph.all_values()) {
+    if (is_open(v.type)) return false;
+    if (!v.type.is_tensor()) continue;
+    for (const Dim& d : *v.type.shape) {
+      if (!d.known() && size_of(d, sizes) != 1) return false;
+    }
+  }
+  return true;
+}
+
 DimSizes micro_batch_sizes(const Plan& plan) {
   DimSizes sizes;
   if (plan.batch <= 0) return sizes;

@@ -15,6 +15,8 @@ Type with_sizes(Type type, const DimSizes& sizes);
 // A copy of the model without symbols. Where a type has a dimension of which nothing is known, inference is tried once more with the
 // inputs' numbers.
 Model with_sizes(const Model& model, const DimSizes& sizes);
+// Whether that copy would say the same as taking each unknown dimension for 1.
+bool ones_suffice(const Graph& graph, const DimSizes& sizes);
 // The batch's symbol with the size of the largest micro-batch, where the plan knows the batch.
 DimSizes micro_batch_sizes(const Plan& plan);
 

@@ -305,8 +305,8 @@ void estimate_stages(Plan& plan, const Target& target) {
       e.flops += cost.flops;
       e.time_us += cost.time_us;
     };
-    const Model sized = with_sizes(*g.model, sizes);
-    for (const Node* node : sized.graph->nodes) {
+    const GraphPtr graph = ones_suffice(*g.model->graph, sizes) ? g.model->graph : with_sizes(*g.model, sizes).graph;
+    for (const Node* node : graph->nodes) {
       if (node->domain == kCommunicationDomain) continue;
       if (node->group >= 0)
         groups[node->group].push_back(node);
@@ -315,9 +315,9 @@ void estimate_stages(Plan& plan, const Target& target) {
     }
     for (const auto& [id, nodes] : groups) add(nodes);
     std::set<const Tensor*> weights;
-    for (const Value* v : sized.graph->initializers())
+    for (const Value* v : graph->initializers())
       if (weights.insert(v->constant.get()).second) e.weight_bytes += static_cast<int64_t>(v->constant->bytes());
-    e.activation_bytes = peak_activation_bytes(*sized.graph);
+    e.activation_bytes = peak_activation_bytes(*graph);
   }
   for (const Route& r : plan.routes) plan.stages[static_cast<size_t>(r.from_stage)].send_bytes += type_bytes(with_sizes(r.type, sizes));
 }
