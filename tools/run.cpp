@@ -104,7 +104,8 @@ void print_result(const Plan& plan, const Result& result, const Settings& settin
   for (size_t i = 0; i < plan.outputs.size(); ++i) {
     const std::optional<Difference>& d = result.differences[i];
     char abs[32] = "", range[32] = "";
-    if (d) std::snprintf(abs, sizeof abs, "%.3g", d->max_abs), std::snprintf(range, sizeof range, "%.3g", d->over_range);
+    if (d && !std::isnan(d->max_abs))
+      std::snprintf(abs, sizeof abs, "%.3g", d->max_abs), std::snprintf(range, sizeof range, "%.3g", d->over_range);
     table.add({plan.outputs[i].name, describe(result.outputs[i]), abs, range, !d ? "" : d->ok ? "ok" : "DIFFERS", d ? d->why : ""});
   }
   table.print();
