@@ -28,6 +28,12 @@ const Shape& RuleBuilder::shape(size_t operand) const {
   return *s;
 }
 
+const Dim& RuleBuilder::dim(size_t operand, size_t d) const {
+  const Shape& s = shape(operand);
+  if (d >= s.size()) throw NoRule{"operand " + std::to_string(operand) + " has " + std::to_string(s.size()) + " dimensions"};
+  return s[d];
+}
+
 const Shape* RuleBuilder::output_shape(size_t output) const {
   return shape_of_value(node_.out(output));
 }

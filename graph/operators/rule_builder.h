@@ -24,7 +24,7 @@ class RuleBuilder {
   bool has(size_t operand) const { return node_.input(operand) != nullptr; }
   const Shape& shape(size_t operand) const;  // NoRule when left out or of unknown rank
   size_t rank(size_t operand) const { return shape(operand).size(); }
-  const Dim& dim(size_t operand, size_t d) const { return shape(operand)[d]; }
+  const Dim& dim(size_t operand, size_t d) const;  // NoRule where the operand has no dimension d
   // The inferred shape of an output; nullptr when not even its rank is known or the output is not wanted.
   const Shape* output_shape(size_t output) const;
 
