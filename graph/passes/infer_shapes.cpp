@@ -4,6 +4,7 @@
 #include <onnx/defs/schema.h>
 #include <onnx/defs/shape_inference.h>
 
+#include <cctype>
 #include <deque>
 
 #include "graph/errors.h"
@@ -301,14 +302,32 @@ void infer_without_schema(Node& node) {
   }
 }
 
+// Whether an equation of Einsum has nothing but letters, "...", commas, spaces and one "->": ONNX's parser does not come to an end on
+// others.
+bool is_equation(const std::string& equation) {
+  bool arrow = false;
+  for (size_t i = 0; i < equation.size(); ++i) {
+    const char c = equation[i];
+    if (std::isalpha(static_cast<unsigned char>(c)) || c == ',' || c == ' ') continue;
+    if (c == '-' && !arrow && equation.compare(i, 2, "->") == 0) {
+      arrow = true;
+      ++i;
+    } else if (c == '.' && equation.compare(i, 3, "...") == 0) {
+      i += 2;
+    } else {
+      return false;
+    }
+  }
+  return true;
+}
+
 void Engine::infer_types(Node& node) {
   const onnx::OpSchema* schema = schema_of(node);
   if (schema && !schema->has_type_and_shape_inference_function()) infer_without_schema(node);
   if (!schema || !schema->has_type_and_shape_inference_function()) return;
   NodeContext context(*this, node);
   try {
-    // ONNX's parser of equations does not come to an end on a zero byte.
-    if (node.is("Einsum") && node.get_string("equation", "").find('\0') != std::string::npos) throw Error("the equation holds a zero byte");
+    if (node.is("Einsum") && !is_equation(node.get_string("equation", ""))) throw Error("the equation holds more than terms of letters");
     schema->GetTypeAndShapeInferenceFunction()(context);
   } catch (const std::exception& e) {
     facts_.faults.push_back({"error", node.name, node.out(0) ? node.out(0)->name : "", "shape-inference",
