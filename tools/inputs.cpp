@@ -25,7 +25,8 @@ bool fits_file_name(const std::string& name) {
 // The file of this name in the folder, or "".
 std::string file_of(const std::string& folder, const std::string& name) {
   const std::string path = (std::filesystem::path(folder) / name).string();
-  return std::filesystem::is_regular_file(path) ? path : "";
+  std::error_code unusable;  // a name too long for a file
+  return std::filesystem::is_regular_file(path, unusable) ? path : "";
 }
 
 // K of "input_K.pb", or -1.
