@@ -19,13 +19,13 @@ struct ReadOptions {
 // Reads a model of IR 3 to the newest. Weights stay in their files, mapped. Throws Error naming the file and what is wrong: not an ONNX
 // file, truncated, a cycle, an undefined name, an external path outside the folder, a range past the end of a file.
 Model read_model(const std::string& path, const ReadOptions& options = {});
-// Whether the model's file, as far as the operator schemas tell, is sound: each finding a line "error|warning", node, tensor, rule,
-// message.
+// Whether the model, as far as the operator schemas and inference tell, is sound: each finding a line "error|warning", node, tensor, rule,
+// message. The types of values change while it runs and are put back.
 struct Finding {
   std::string severity;  // "error" or "warning"
   std::string node, tensor, rule, message;
 };
-std::vector<Finding> check_model(const Model& model);
+std::vector<Finding> check_model(Model& model);
 
 struct WriteOptions {
   // Bytes above which weights go to an external file FILE.data; 0: all of at least 1 KiB do, SIZE_MAX: none does.

@@ -73,7 +73,8 @@ struct ShapeFacts {
   std::vector<Finding> faults;                 // nodes whose inputs do not fit, by ONNX's inference; their outputs stay unknown
 };
 ShapeFacts infer_shapes(Model& model, const InferOptions& options = {});
-// Gives graph inputs fixed shapes ("--shape NAME=D,D"). Throws Error for an unknown name or a rank that differs.
+// graph/passes/input_shapes.cpp: gives graph inputs fixed shapes ("--shape NAME=D,D"). Throws Error for an unknown name or a rank that
+// differs.
 void set_input_shapes(Model& model, const std::map<std::string, Dims>& shapes);
 // Replaces shape arithmetic whose result is fully known by constants (ints only; no kernels needed).
 int fold_shape_arithmetic(Model& model, const ShapeFacts& facts);

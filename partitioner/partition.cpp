@@ -200,7 +200,7 @@ Model at_likely_sizes(const Model& model, const BatchFacts& facts, const std::ma
 }
 
 // Whether all that is not known of the inputs is sizes that count as 1 anyway.
-bool ones_suffice(const Graph& graph) {
+bool likely_sizes_are_one(const Graph& graph) {
   std::map<std::string, int64_t> sizes;
   for (const Value* v : graph.inputs)
     if (v->type.shape)
@@ -358,7 +358,7 @@ Plan partition(Model model, const PartitionOptions& options) {
     Timer timer("cut", *model.graph);
     if (options.note_sizes) note_assumptions(*model.graph, micro_batch_sizes(plan), plan.notes);
     Model sized;
-    bool resize = plan.mesh.pipeline > 1 && (facts.batch > 0 || !ones_suffice(*model.graph));
+    bool resize = plan.mesh.pipeline > 1 && (facts.batch > 0 || !likely_sizes_are_one(*model.graph));
     if (resize) sized = at_likely_sizes(model, facts, whole, options.mesh.data * options.micro_batches, plan.notes);
     GraphIndex index(*model.graph);
     StageAssignment assignment = assign(index, resize ? *sized.graph : *model.graph, *source.graph, options, target, plan.mesh.pipeline);

@@ -62,7 +62,7 @@ void take_weights(Model& model, const std::string& path) {
 }
 
 // What can never run is refused before it is cut.
-void refuse_unsound(const Model& model) {
+void refuse_unsound(Model& model) {
   for (const Finding& finding : check_model(model))
     if (finding.severity == "error")
       throw Error(finding.message, "mend or export the model again; `fretsaw check` lists all that is wrong").in_file(model.path);

@@ -1,14 +1,13 @@
 // The files that `run` writes: outputs with their description, and traces.
 #include "tools/run_files.h"
 
-#include <unistd.h>
-
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <set>
 
 #include "graph/errors.h"
+#include "graph/io/temporary_file.h"
 #include "tools/value_files.h"
 
 namespace fretsaw {
@@ -16,24 +15,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Removes what was begun unless it was completed.
-struct TemporaryFile {
-  fs::path path;
-  ~TemporaryFile() {
-    std::error_code error;
-    if (!path.empty()) fs::remove(path, error);
-  }
-};
-
 // Writes under a temporary name beside `path` and renames.
 void write_whole(const std::string& path, const std::function<void(const std::string&)>& write) {
-  const fs::path target(path);
-  TemporaryFile part{target.parent_path() / ("." + target.filename().string() + ".part" + std::to_string(::getpid()))};
-  write(part.path.string());
-  std::error_code error;
-  fs::rename(part.path, target, error);
-  if (error) throw Error("can't be written: " + error.message(), "check the folder's permissions").in_file(path);
-  part.path.clear();
+  TemporaryFile part(path);
+  write(part.path());
+  part.put_in_place();
 }
 
 void write_text(const std::string& text, const std::string& path) {

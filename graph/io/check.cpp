@@ -5,6 +5,7 @@
 #include <onnx/defs/schema.h>
 #include <onnx/onnx_pb.h>
 
+#include <optional>
 #include <set>
 #include <unordered_set>
 
@@ -163,46 +164,75 @@ std::string contradiction(const Type& declared, const Type& inferred, bool& fata
   return "";
 }
 
+bool has_bodies(const Graph& graph) {
+  return std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const Node* node) { return !bodies(*node).empty(); });
+}
+
+// The types that a file declares, of the results of nodes; they are put back at the end.
+class DeclaredTypes {
+ public:
+  explicit DeclaredTypes(Graph& graph) : graph_(graph) {
+    for (const Value& v : graph.all_values()) types_.push_back(v.type);
+  }
+  DeclaredTypes(const DeclaredTypes&) = delete;
+  DeclaredTypes& operator=(const DeclaredTypes&) = delete;
+  ~DeclaredTypes() {
+    size_t i = 0;
+    for (Value& v : graph_.all_values()) v.type = std::move(types_[i++]);
+  }
+  // Calls visit(value, declared type) for each value.
+  template <typename Visit>
+  void for_each(Visit visit) const {
+    size_t i = 0;
+    for (const Value& v : graph_.all_values()) visit(v, types_[i++]);
+  }
+
+ private:
+  Graph& graph_;
+  std::vector<Type> types_;
+};
+
 // Inference starts from the inputs alone, and what the file says of other values is held against it.
-void check_types(const Model& model, std::vector<Finding>& findings) {
+void check_types(Model& model, std::vector<Finding>& findings) {
+  // Inlining changes nodes, and types inside of bodies are not kept: such a model is inferred as a copy.
   std::unordered_map<const Value*, Value*> copies;
-  Model copy;
-  copy.path = model.path, copy.ir_version = model.ir_version, copy.opsets = model.opsets;
-  copy.graph = clone(*model.graph, &copies);
-  if (!model.functions.empty()) {
-    copy.functions = model.functions;
+  std::optional<Model> copy;
+  if (!model.functions.empty() || has_bodies(*model.graph)) {
+    copy.emplace();
+    copy->path = model.path, copy->ir_version = model.ir_version, copy->opsets = model.opsets, copy->functions = model.functions;
+    copy->graph = clone(*model.graph, &copies);
     try {
-      inline_functions(copy);
+      inline_functions(*copy);
     } catch (const Error& e) {
       findings.push_back({"error", e.node(), "", "functions", e.problem()});
       return;
     }
   }
+  const DeclaredTypes declared(*model.graph);
   std::set<std::string> told;  // a body may be walked several times
-  for (Finding& f : infer_shapes(copy, {.evaluate = nullptr, .keep_hints = false}).faults) {
+  for (Finding& f : infer_shapes(copy ? *copy : model, {.evaluate = nullptr, .keep_hints = false}).faults) {
     f.message = first_line(f.message);
-    if (f.message.ends_with("must be a graph.")) continue;               // bodies are not shown to inference functions as protos
     if (f.message.ends_with("have type but instead is null")) continue;  // what comes from an operator of which ONNX knows nothing
     if (told.insert(f.message).second) findings.push_back(std::move(f));
   }
-  const std::set<const Value*> outputs(model.graph->outputs.begin(), model.graph->outputs.end());
-  for (const Node* node : model.graph->nodes)
-    for (const Value* v : node->outputs) {
-      const auto found = v ? copies.find(v) : copies.end();
-      if (found == copies.end()) continue;
-      bool fatal = true;
-      const std::string problem = contradiction(v->type, found->second->type, fatal);
-      if (!problem.empty())
-        findings.push_back({fatal && outputs.contains(v) ? "error" : "warning", node->name, v->name, "declared-type",
-                            fmt::format("node '{}' ({}): output '{}' {}", node->name, node->op, v->name, problem)});
-      if (outputs.contains(v) && v->type.kind == Type::Kind::unknown && found->second->type.kind == Type::Kind::unknown)
-        findings.push_back({"warning", node->name, v->name, "unknown-type", "the type of output '" + v->name + "' is not known"});
-    }
+  const std::unordered_set<const Value*> outputs(model.graph->outputs.begin(), model.graph->outputs.end());
+  declared.for_each([&](const Value& v, const Type& said) {
+    const Node* node = v.producer;
+    if (!node) return;
+    const Type& inferred = copy ? copies.at(&v)->type : v.type;
+    bool fatal = true;
+    const std::string problem = contradiction(said, inferred, fatal);
+    if (!problem.empty())
+      findings.push_back({fatal && outputs.contains(&v) ? "error" : "warning", node->name, v.name, "declared-type",
+                          fmt::format("node '{}' ({}): output '{}' {}", node->name, node->op, v.name, problem)});
+    if (outputs.contains(&v) && said.kind == Type::Kind::unknown && inferred.kind == Type::Kind::unknown)
+      findings.push_back({"warning", node->name, v.name, "unknown-type", "the type of output '" + v.name + "' is not known"});
+  });
 }
 
 }  // namespace
 
-std::vector<Finding> check_model(const Model& model) {
+std::vector<Finding> check_model(Model& model) {
   register_communication_schemas();
   std::vector<Finding> findings;
   check_opset(model, findings);
@@ -219,7 +249,7 @@ std::vector<Finding> check_model(const Model& model) {
 
 CheckedFile check_file(const std::string& path) {
   try {
-    const Model model = read_model(path, {.allow_missing_weights = true});
+    Model model = read_model(path, {.allow_missing_weights = true});
     return {check_model(model), model.notes};
   } catch (const StructureError& e) {
     const std::string at = e.op().empty() ? "" : fmt::format("node '{}' ({}): ", e.node(), e.op());

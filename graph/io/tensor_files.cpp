@@ -1,6 +1,5 @@
 // Tensor files: TensorProto (.pb) and numpy's .npy.
 #include <onnx/onnx_pb.h>
-#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
@@ -8,6 +7,7 @@
 
 #include "graph/errors.h"
 #include "graph/io.h"
+#include "graph/io/temporary_file.h"
 
 namespace fretsaw {
 namespace {
@@ -117,16 +117,12 @@ TensorPtr read_tensor_file(const std::string& path) {
 void write_tensor_file(const Tensor& tensor, const std::string& path) {
   onnx::TensorProto proto;
   to_proto(tensor, proto);
-  std::string temporary = path + ".part" + std::to_string(::getpid());
-  std::ofstream out(temporary, std::ios::binary);
+  TemporaryFile file(path);
+  std::ofstream out(file.path(), std::ios::binary);
   bool ok = out && proto.SerializeToOstream(&out);
   out.close();
-  std::error_code error;
-  if (ok && out) std::filesystem::rename(temporary, path, error);
-  if (!ok || !out || error) {
-    std::filesystem::remove(temporary, error);
-    throw Error("cannot be written", "check the folder, its permissions and the disk's space").in_file(path);
-  }
+  if (!ok || !out) throw Error("cannot be written", "check the folder, its permissions and the disk's space").in_file(path);
+  file.put_in_place();
 }
 
 }  // namespace fretsaw

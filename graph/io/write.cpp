@@ -5,14 +5,15 @@
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/io/zero_copy_stream_impl.h>
 #include <onnx/onnx_pb.h>
-#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
+#include <optional>
 
 #include "graph/errors.h"
 #include "graph/io.h"
 #include "graph/io/external_writer.h"
+#include "graph/io/temporary_file.h"
 
 namespace fretsaw {
 namespace fs = std::filesystem;
@@ -61,21 +62,6 @@ void serialize(const onnx::ModelProto& proto, const std::string& path) {
         .in_file(path);
 }
 
-// Removes what was begun unless it was completed.
-struct TemporaryFile {
-  std::string path;
-  ~TemporaryFile() {
-    std::error_code error;
-    if (!path.empty()) fs::remove(path, error);
-  }
-  void rename_to(const std::string& final_path) {
-    std::error_code error;
-    fs::rename(path, final_path, error);
-    if (error) throw Error("cannot be written: " + error.message(), "check the folder and its permissions").in_file(final_path);
-    path.clear();
-  }
-};
-
 }  // namespace
 
 void write_model(const Model& model, const std::string& path, const WriteOptions& options) {
@@ -93,13 +79,13 @@ void write_model(const Model& model, const std::string& path, const WriteOptions
   onnx::ModelProto& proto = *google::protobuf::Arena::CreateMessage<onnx::ModelProto>(&arena);
   to_proto(model, proto, !external);
   std::string data_name = options.external_name.empty() ? target.filename().string() + ".data" : options.external_name;
-  std::string suffix = ".part" + std::to_string(::getpid());
-  TemporaryFile model_file{path + suffix}, data_file;
+  TemporaryFile model_file(path);
+  std::optional<TemporaryFile> data_file;
   std::string data_path = (target.parent_path() / data_name).string();
   if (external) {
     refuse_own_source(tensors, data_path);
-    data_file.path = data_path + suffix;
-    ExternalWriter writer(data_file.path);
+    data_file.emplace(data_path);
+    ExternalWriter writer(data_file->path());
     uint64_t planned = 0;  // where a weight that is missing would lie
     for (size_t i = 0; i < tensors.size(); ++i) {
       const Tensor& t = *tensors[i];
@@ -112,15 +98,11 @@ void write_model(const Model& model, const std::string& path, const WriteOptions
       set_external(*proto.mutable_graph()->mutable_initializer(static_cast<int>(i)), data_name, offset, t.bytes());
     }
     writer.finish();
-    if (missing) {
-      std::error_code error;
-      fs::remove(data_file.path, error);
-      data_file.path.clear();
-    }
+    if (missing) data_file.reset();
   }
-  serialize(proto, model_file.path);
-  if (!data_file.path.empty()) data_file.rename_to(data_path);
-  model_file.rename_to(path);
+  serialize(proto, model_file.path());
+  if (data_file) data_file->put_in_place();
+  model_file.put_in_place();
 }
 
 }  // namespace fretsaw

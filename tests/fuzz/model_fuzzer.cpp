@@ -32,7 +32,7 @@ class MemoryFile {
 // What a sound program says of a bad file is an Error; anything else that is thrown ends the fuzzer.
 void try_all(const std::string& path) {
   try {
-    const Model model = read_model(path, {.allow_missing_weights = true});
+    Model model = read_model(path, {.allow_missing_weights = true});
     check_model(model);
     Model normal = clone(model);
     run_passes(normal, normalise_passes());

@@ -91,8 +91,8 @@ void check_files(const Plan& plan) {
     EXPECT_EQ(print_graph(*again.graphs[i].model->graph), print_graph(*plan.graphs[i].model->graph));
     for (const Finding& f : check_model(*again.graphs[i].model)) EXPECT_NE(f.severity, "error") << f.node << ": " << f.message;
   }
-  for (const Finding& f : check_model(read_model((folder / "annotated.onnx").string(), {true})))
-    EXPECT_NE(f.severity, "error") << f.node << ": " << f.message;
+  Model annotated = read_model((folder / "annotated.onnx").string(), {true});
+  for (const Finding& f : check_model(annotated)) EXPECT_NE(f.severity, "error") << f.node << ": " << f.message;
   fs::remove_all(folder);
 }
 
