@@ -11,6 +11,14 @@ namespace fretsaw {
 // What an operator is to fusion.
 enum class Role : uint8_t { other, contraction, elementwise, movement, reduction, normalisation };
 
+// How a pending sum passes an operator: parts that add up to x give results that add up to the result.
+enum class Linear : uint8_t {
+  no,
+  first,  // in operand 0, the others given whole (Transpose, ReduceMean)
+  each,   // in any one operand (Mul, MatMul)
+  all,    // in all operands together (Add, Concat)
+};
+
 struct OperatorRecord {
   std::string name;
   std::string domain = "";
@@ -21,6 +29,7 @@ struct OperatorRecord {
   // arithmetic (input elements for reductions), none for moving data. Unknown dimensions count as 1. Null: none.
   double (*flops)(const Node&) = nullptr;
   bool random = false;
+  Linear linear = Linear::no;
 };
 
 const OperatorRecord* find_operator(const std::string& name, const std::string& domain);  // null when not in the catalogue

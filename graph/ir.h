@@ -13,6 +13,7 @@
 #include <variant>
 #include <vector>
 
+#include "graph/sharding.h"
 #include "graph/tensor.h"
 #include "graph/types.h"
 
@@ -21,16 +22,25 @@ namespace fretsaw {
 struct Graph;
 struct Node;
 
+// The rows of one dimension of a source tensor that a rank holds.
+struct ValuePart {
+  std::string of;       // the source tensor; empty: zeros, where another rank adds the tensor itself
+  int dim = -1;         // which dimension is cut; -1: none, the whole tensor under another name
+  int64_t size = 0;     // of the whole dimension
+  Intervals intervals;  // what is there of it
+};
+
 // One edge: made by a node, given from outside, or constant.
 struct Value {
   std::string name;
   Type type;
-  Node* producer = nullptr;  // null for inputs and initializers
-  int output = 0;            // which output of the producer
-  TensorPtr constant;        // an initializer's bytes. A value with a producer never has one
-  Graph* graph = nullptr;    // the graph it belongs to
-  std::string source;        // the source model's value this one is (a part of); empty: the same as name
-  std::string extra;         // serialized ValueInfoProto fields with no place here (doc strings, metadata); "" mostly
+  Node* producer = nullptr;               // null for inputs and initializers
+  int output = 0;                         // which output of the producer
+  TensorPtr constant;                     // an initializer's bytes. A value with a producer never has one
+  Graph* graph = nullptr;                 // the graph it belongs to
+  std::string source;                     // the source model's value this one is (a part of); empty: the same as name
+  std::shared_ptr<const ValuePart> part;  // of initializers in a rank's graph: null where it is the source tensor itself
+  std::string extra;                      // serialized ValueInfoProto fields with no place here (doc strings, metadata); "" mostly
 
   bool is_constant() const { return constant != nullptr; }
   const std::string& source_name() const { return source.empty() ? name : source; }

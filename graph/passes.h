@@ -56,6 +56,7 @@ struct InferOptions {
   // Called for a node all of whose inputs are known: may return its outputs, which are then known too (true).
   std::function<bool(const Node&, const std::vector<TensorPtr>& inputs, std::vector<TensorPtr>& outputs)> evaluate;
   bool keep_hints = true;                     // false: types in the file are not believed at all (the runtime's choice)
+  bool name_unknown = false;                  // dimensions of which nothing is known get symbols, so that arithmetic on them can cancel
   std::function<bool(const Node&)> distrust;  // of the outputs of these nodes only the element types are believed
 };
 // One element of an integer tensor: a number, a symbolic expression, or (neither) unknown.

@@ -261,6 +261,7 @@ GraphPtr clone_into(const Graph& graph, Graph* parent, ValueMap& values) {
     w->output = v.output;
     w->constant = v.constant;
     w->source = v.source;
+    w->part = v.part;
     w->extra = v.extra;
     values[&v] = w;
   }

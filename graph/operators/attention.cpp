@@ -54,6 +54,8 @@ FactorRule attention_factors(const Node& node) {
   place([&](size_t k, int f) { rule.in(2, k, f); }, t, {g}, e);
   rule.out_rank(0, flat ? 3 : 4);
   place([&](size_t k, int f) { rule.out(0, k, f); }, s, {g, r}, e);
+  rule.set_count("q_num_heads", {g, r});
+  rule.set_count("kv_num_heads", {g});
   if (rule.has(3)) {  // aligned from the right to [b, heads, s, t]
     size_t rank = rule.rank(3);
     if (rank > 4) throw NoRule{"a mask of more than four dimensions"};
@@ -122,6 +124,7 @@ FactorRule rotary_factors(const Node& node) {
     int64_t heads = node.get_int("num_heads", 0);
     if (heads < 1) throw NoRule{"its number of heads is not known"};
     int h = rule.parallel(Dim(heads), "h"), d = rule.whole(per_head(rule.dim(0, 2), heads), "d");
+    rule.set_count("num_heads", {h});
     dims = {{b}, {s}, {h, d}};
   }
   rule.out_rank(0, rank);

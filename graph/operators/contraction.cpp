@@ -84,6 +84,7 @@ FactorRule qlinear_matmul_factors(const Node& node) {
   for (size_t i : {1, 2}) per_row(rule, i, f.m, true);
   for (size_t i : {4, 5}) per_row(rule, i, f.n, false);
   for (size_t i : {6, 7}) per_row(rule, i, f.m, true);
+  rule.set_rounds();
   return rule.done();
 }
 
@@ -105,6 +106,7 @@ FactorRule gemm_factors(const Node& node) {
     // A dimension of 1 broadcasts unless the result's is 1 too, where it is both; no factor is right for both.
     if (rank >= 1) rule.in_unless_one(2, rank - 1, n);
     if (rank == 2) rule.in_unless_one(2, 0, m);
+    rule.set_added(2);
   }
   rule.out_rank(0, 2);
   rule.out(0, 0, m);
@@ -232,7 +234,12 @@ double einsum_flops(const Node& node) {
 
 std::vector<OperatorRecord> contraction_operators() {
   return {
-      {.name = "MatMul", .since = 13, .role = Role::contraction, .factors = matmul_factors, .flops = contraction_flops},
+      {.name = "MatMul",
+       .since = 13,
+       .role = Role::contraction,
+       .factors = matmul_factors,
+       .flops = contraction_flops,
+       .linear = Linear::each},
       {.name = "MatMulInteger", .since = 10, .role = Role::contraction, .factors = matmul_integer_factors, .flops = contraction_flops},
       {.name = "QLinearMatMul", .since = 21, .role = Role::contraction, .factors = qlinear_matmul_factors, .flops = contraction_flops},
       {.name = "Gemm", .since = 13, .role = Role::contraction, .factors = gemm_factors, .flops = gemm_flops},

@@ -63,6 +63,7 @@ ConvFactors convolve(RuleBuilder& rule, size_t x, size_t w) {
     rule.in(x, 1, f.group);
     rule.in(w, 0, f.group);
     rule.out(0, 1, f.group);
+    rule.set_count("group", {f.group});
   }
   f.out = rule.parallel(outs, "o");
   int c = rule.sum(rule.dim(w, 1), "c");
@@ -85,6 +86,7 @@ void per_channel(RuleBuilder& rule, size_t operand, const ConvFactors& f) {
 FactorRule conv_factors(const Node& node) {
   RuleBuilder rule(node);
   per_channel(rule, 2, convolve(rule, 0, 1));
+  rule.set_added(2);
   return rule.done();
 }
 
@@ -100,6 +102,7 @@ FactorRule qlinear_conv_factors(const Node& node) {
   ConvFactors f = convolve(rule, 0, 3);
   for (size_t i : {4, 5, 8})
     if (rule.has(i) && rule.rank(i) == 1 && (i == 8 || rule.dim(i, 0).value != 1)) per_channel(rule, i, f);
+  rule.set_rounds();
   return rule.done();
 }
 
@@ -121,6 +124,7 @@ FactorRule conv_transpose_factors(const Node& node) {
     rule.in(0, 1, f.group);
     rule.in(1, 0, f.group);
     rule.out(0, 1, f.group);
+    rule.set_count("group", {f.group});
   }
   int c = rule.sum(ins, "c");
   f.out = rule.parallel(rule.dim(1, 1), "o");
@@ -131,6 +135,7 @@ FactorRule conv_transpose_factors(const Node& node) {
   windows(rule, 0, kernel_of(node, rule, 1));
   rule.rest_whole(1, "k");
   per_channel(rule, 2, f);
+  rule.set_added(2);
   return rule.done();
 }
 
@@ -237,10 +242,20 @@ std::vector<OperatorRecord> convolution_operators() {
       {.name = "DeformConv", .since = 22, .factors = deform_conv_factors, .flops = deform_conv_flops},
       {.name = "CausalConvWithState", .since = 27, .factors = causal_conv_factors, .flops = causal_conv_flops},
       {.name = "MaxPool", .since = 22, .role = Role::reduction, .factors = pool_factors, .flops = input_elements},
-      {.name = "AveragePool", .since = 22, .role = Role::reduction, .factors = pool_factors, .flops = input_elements},
+      {.name = "AveragePool",
+       .since = 22,
+       .role = Role::reduction,
+       .factors = pool_factors,
+       .flops = input_elements,
+       .linear = Linear::first},
       {.name = "LpPool", .since = 22, .role = Role::reduction, .factors = pool_factors, .flops = input_elements},
       {.name = "GlobalMaxPool", .since = 22, .role = Role::reduction, .factors = global_pool_factors, .flops = input_elements},
-      {.name = "GlobalAveragePool", .since = 22, .role = Role::reduction, .factors = global_pool_factors, .flops = input_elements},
+      {.name = "GlobalAveragePool",
+       .since = 22,
+       .role = Role::reduction,
+       .factors = global_pool_factors,
+       .flops = input_elements,
+       .linear = Linear::first},
       {.name = "GlobalLpPool", .since = 22, .role = Role::reduction, .factors = global_pool_factors, .flops = input_elements},
       {.name = "MaxUnpool", .since = 22},
   };

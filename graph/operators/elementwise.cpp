@@ -124,6 +124,11 @@ std::vector<OperatorRecord> elementwise_operators() {
 #include "graph/operators/elementwise.inc"
   for (OperatorRecord& r : records)
     if (r.name == "Where") r.flops = nullptr;  // picks elements
+  for (OperatorRecord& r : records) {
+    if (r.name == "Add" || r.name == "Sub" || r.name == "Sum" || r.name == "Mean") r.linear = Linear::all;
+    if (r.name == "Mul") r.linear = Linear::each;
+    if (r.name == "Neg" || r.name == "Div") r.linear = Linear::first;
+  }
   records.push_back(like("Identity", 25, Role::movement));
   records.push_back(like("Cast", 28, Role::elementwise));
   records.push_back(like("CastLike", 25, Role::elementwise));

@@ -42,6 +42,7 @@ FactorRule resize_factors(const Node& node) {
     if (touched[d]) f = rule.whole(y && y->size() == rank ? (*y)[d] : Dim(), "w" + std::to_string(d) + "'");
     if (f >= 0) rule.out(0, d, f);
   }
+  if (rule.has(3) && !node.has("axes")) rule.set_shape_operand(3);
   return rule.done();
 }
 
@@ -55,6 +56,7 @@ FactorRule affine_grid_factors(const Node& node) {
   int n = rule.parallel(rule.dim(0, 0), "n");
   rule.in(0, 0, n);
   rule.rest_whole(0, "theta");
+  rule.set_shape_operand(1);  // [n, c, (d,) h, w]: the samples stand first in both
   const Shape* y = rule.output_shape(0);
   size_t rank = y ? y->size() : rule.rank(0) == 3 && rule.dim(0, 1).value == 3 ? 5 : 4;
   rule.out_rank(0, rank);

@@ -16,7 +16,9 @@ FactorRule gather_factors(const Node& node) {
   size_t o = 0;
   for (size_t d = 0; d < rank; ++d) {
     if (d == axis) {
-      rule.in(0, d, rule.whole(rule.dim(0, d), "v"));  // an index may name any row
+      int v = rule.whole(rule.dim(0, d), "v");  // an index may name any row
+      rule.factor(v).when_cut = Factor::WhenCut::masked;
+      rule.in(0, d, v);
       for (size_t k = 0; k < indices; ++k, ++o) {
         int f = rule.from(1, k, Kind::parallel, "i" + std::to_string(k));
         if (f >= 0) rule.out(0, o, f);
@@ -140,6 +142,7 @@ FactorRule topk_factors(const Node& node) {
     const Shape* y = rule.output_shape(0);
     int g = d != axis ? f : rule.whole(y && y->size() == rank ? (*y)[d] : Dim(), "k");
     for (size_t o = 0; g >= 0 && o < node.outputs.size(); ++o) rule.out(o, d, g);
+    if (d == axis && f >= 0 && constant_ints(node, 1)) rule.set_combined(f, 2);
   }
   return rule.done();
 }

@@ -66,6 +66,11 @@ FactorRule concat_factors(const Node& node) {
     for (size_t i = 0; i < node.inputs.size(); ++i) rule.in(i, d, f);
     rule.out(0, d, f);
   }
+  if (!single) {
+    std::vector<const Shape*> parts;
+    for (size_t i = 0; i < node.inputs.size(); ++i) parts.push_back(&rule.shape(i));
+    rule.set_segments(false, axis, parts);
+  }
   return rule.done();
 }
 
@@ -73,6 +78,9 @@ FactorRule split_factors(const Node& node) {
   RuleBuilder rule(node);
   size_t axis = axis_of(node.get_int("axis", 0), rule.rank(0));
   bool single = node.outputs.size() == 1;
+  std::vector<const Shape*> parts;
+  for (size_t o = 0; o < node.outputs.size(); ++o) parts.push_back(rule.output_shape(o));
+  if (!single) rule.set_segments(true, axis, parts);
   return axiswise(
       rule, [&](size_t d) { return single || d != axis; }, node.outputs.size());
 }
@@ -138,6 +146,7 @@ FactorRule expand_factors(const Node& node) {
   size_t rank = rule.rank(0), out = to->size();
   if (out < rank) throw NoRule{"its result has a lower rank"};
   rule.out_rank(0, out);
+  rule.set_shape_operand(1);
   for (size_t o = 0; o < out; ++o) {
     std::string name = "i" + std::to_string(o);
     bool there = o + rank >= out && rule.dim(0, o + rank - out).value != 1;
@@ -187,7 +196,7 @@ FactorRule depth_to_space_factors(const Node& node) {
   int64_t block = node.get_int("blocksize", 1);
   if (rule.rank(0) != 4 || block < 1) throw NoRule{"it needs four dimensions and a block size"};
   int n = rule.parallel(rule.dim(0, 0), "n"), c = rule.parallel(divided(rule.dim(0, 1), block * block), "c");
-  int x = rule.parallel(Dim(block), "x"), y = rule.parallel(Dim(block), "y");
+  int x = rule.whole(Dim(block), "x"), y = rule.whole(Dim(block), "y");  // the block size is the same on every part
   int h = rule.parallel(rule.dim(0, 2), "h"), w = rule.parallel(rule.dim(0, 3), "w");
   bool crd = node.get_string("mode", "DCR") == "CRD";
   rule.in(0, 0, n);
@@ -202,13 +211,13 @@ FactorRule depth_to_space_factors(const Node& node) {
   return rule.done();
 }
 
-// [n, c, (h x), (w y)] -> [n, (x y c), h, w]
+// [n, c, (h x), (w y)] -> DCR: [n, (x y c), h, w]; CRD: [n, (c x y), h, w]
 FactorRule space_to_depth_factors(const Node& node) {
   RuleBuilder rule(node);
   int64_t block = node.get_int("blocksize", 1);
   if (rule.rank(0) != 4 || block < 1) throw NoRule{"it needs four dimensions and a block size"};
   int n = rule.parallel(rule.dim(0, 0), "n"), c = rule.parallel(rule.dim(0, 1), "c");
-  int x = rule.parallel(Dim(block), "x"), y = rule.parallel(Dim(block), "y");
+  int x = rule.whole(Dim(block), "x"), y = rule.whole(Dim(block), "y");  // the block size is the same on every part
   int h = rule.parallel(divided(rule.dim(0, 2), block), "h"), w = rule.parallel(divided(rule.dim(0, 3), block), "w");
   rule.in(0, 0, n);
   rule.in(0, 1, c);
@@ -216,7 +225,8 @@ FactorRule space_to_depth_factors(const Node& node) {
   for (int f : {w, y}) rule.in(0, 3, f);
   rule.out_rank(0, 4);
   rule.out(0, 0, n);
-  for (int f : {x, y, c}) rule.out(0, 1, f);
+  const bool crd = node.get_string("mode", "DCR") == "CRD";
+  for (int f : crd ? std::vector<int>{c, x, y} : std::vector<int>{x, y, c}) rule.out(0, 1, f);
   rule.out(0, 2, h);
   rule.out(0, 3, w);
   return rule.done();
@@ -253,13 +263,13 @@ FactorRule reverse_sequence_factors(const Node& node) {
 std::vector<OperatorRecord> movement_operators() {
   constexpr Role move = Role::movement;
   return {
-      {.name = "Transpose", .since = 25, .role = move, .factors = transpose_factors},
-      {.name = "Concat", .since = 13, .role = move, .factors = concat_factors},
-      {.name = "Split", .since = 18, .role = move, .factors = split_factors},
-      {.name = "Slice", .since = 13, .role = move, .factors = slice_factors},
+      {.name = "Transpose", .since = 25, .role = move, .factors = transpose_factors, .linear = Linear::first},
+      {.name = "Concat", .since = 13, .role = move, .factors = concat_factors, .linear = Linear::all},
+      {.name = "Split", .since = 18, .role = move, .factors = split_factors, .linear = Linear::first},
+      {.name = "Slice", .since = 13, .role = move, .factors = slice_factors, .linear = Linear::first},
       {.name = "Pad", .since = 25, .role = move, .factors = pad_factors},
       {.name = "CenterCropPad", .since = 18, .role = move, .factors = center_crop_pad_factors},
-      {.name = "Expand", .since = 13, .role = move, .factors = expand_factors},
+      {.name = "Expand", .since = 13, .role = move, .factors = expand_factors, .linear = Linear::first},
       {.name = "Tile", .since = 13, .role = move, .factors = tile_factors},
       {.name = "DepthToSpace", .since = 28, .role = move, .factors = depth_to_space_factors},
       {.name = "SpaceToDepth", .since = 28, .role = move, .factors = space_to_depth_factors},

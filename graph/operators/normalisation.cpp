@@ -25,7 +25,8 @@ std::vector<int> same_shape(RuleBuilder& rule, Whole whole) {
 FactorRule softmax_factors(const Node& node) {
   RuleBuilder rule(node);
   size_t axis = axis_of(node.get_int("axis", -1), rule.rank(0));
-  same_shape(rule, [&](size_t d) { return d == axis; });
+  std::vector<int> f = same_shape(rule, [&](size_t d) { return d == axis; });
+  if (f[axis] >= 0 && (node.is("Softmax") || node.is("LogSoftmax"))) rule.set_combined(f[axis], 2);
   return rule.done();
 }
 
@@ -45,6 +46,7 @@ FactorRule layer_norm_factors(const Node& node) {
     for (size_t d = 0; d < axis; ++d)
       if (f[d] >= 0) rule.out(o, d, f[d]);
   }
+  if (axis + 1 == rank && f[axis] >= 0 && !node.out(1) && !node.out(2)) rule.set_combined(f[axis], node.is("RMSNormalization") ? 1 : 2);
   return rule.done();
 }
 
@@ -57,6 +59,7 @@ FactorRule group_norm_factors(const Node& node) {
   const Dim& channels = rule.dim(0, 1);
   int n = rule.parallel(rule.dim(0, 0), "n"), g = rule.parallel(Dim(groups), "g");
   int c = rule.whole(channels.known() ? Dim(channels.value / groups) : Dim(), "c");
+  rule.set_count("num_groups", {g});
   rule.in(0, 0, n);
   rule.in(0, 1, g);
   rule.in(0, 1, c);

@@ -1,4 +1,4 @@
-// Recurrent networks: samples and directions are independent, time and the hidden state are not.
+// Recurrent networks: samples are independent, time and the hidden state are not. Directions are named by an attribute and stay whole.
 #include <algorithm>
 
 #include "graph/operators/rule_builder.h"
@@ -12,7 +12,7 @@ FactorRule recurrent_factors(const Node& node) {
   RuleBuilder rule(node);
   bool batch_first = node.get_int("layout", 0) != 0;
   if (rule.rank(0) != 3) throw NoRule{"an input that is not of three dimensions"};
-  int b = rule.parallel(rule.dim(0, batch_first ? 0 : 1), "b"), dir = rule.parallel(rule.dim(1, 0), "dir");
+  int b = rule.parallel(rule.dim(0, batch_first ? 0 : 1), "b"), dir = rule.whole(rule.dim(1, 0), "dir");
   int t = rule.whole(rule.dim(0, batch_first ? 1 : 0), "t");
   int h = rule.whole(Dim(node.has("hidden_size") ? node.get_int("hidden_size", 0) : rule.dim(2, 2).value), "h");
   rule.in(0, batch_first ? 0 : 1, b);

@@ -43,12 +43,23 @@ FactorRule reduction_factors(const Node& node) {
   }
   // Only sums of partial results are the result; a mean, a maximum and the others need all of the axis.
   bool additive = node.op == "ReduceSum" || node.op == "ReduceSumSquare" || node.op == "ReduceL1";
-  return reduce(node, over, node.get_int("keepdims", 1) != 0, additive ? Kind::sum : Kind::whole);
+  FactorRule reduced = reduce(node, over, node.get_int("keepdims", 1) != 0, additive ? Kind::sum : Kind::whole);
+  for (Factor& f : reduced.factors) {
+    if (f.kind != Kind::whole) continue;
+    if (node.op == "ReduceMean") f.when_cut = Factor::WhenCut::averaged;
+    if (node.op == "ReduceMax" || node.op == "ReduceMin") f.when_cut = Factor::WhenCut::combined;
+  }
+  reduced.exchanges = 1;
+  return reduced;
 }
 
 FactorRule arg_factors(const Node& node) {
   RuleBuilder rule(node);
-  return reduce(node, {axis_of(node.get_int("axis", 0), rule.rank(0))}, node.get_int("keepdims", 1) != 0, Kind::whole);
+  FactorRule reduced = reduce(node, {axis_of(node.get_int("axis", 0), rule.rank(0))}, node.get_int("keepdims", 1) != 0, Kind::whole);
+  for (Factor& f : reduced.factors)
+    if (f.kind == Kind::whole) f.when_cut = Factor::WhenCut::combined;
+  reduced.exchanges = 2;
+  return reduced;
 }
 
 }  // namespace
@@ -68,6 +79,8 @@ std::vector<OperatorRecord> reduction_operators() {
 #define FRETSAW_REDUCTION(name, ...) row(#name, 18, reduction_factors);
 #define FRETSAW_REDUCTION_SHIFTED(name, ...) row(#name, 18, reduction_factors);
 #include "graph/operators/elementwise.inc"
+  for (OperatorRecord& r : records)
+    if (r.name == "ReduceSum" || r.name == "ReduceMean") r.linear = Linear::first;
   row("ArgMax", 13, arg_factors);
   row("ArgMin", 13, arg_factors);
   return records;

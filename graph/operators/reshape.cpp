@@ -85,6 +85,7 @@ FactorRule reshape_factors(const Node& node) {
   const Shape* to = rule.output_shape(0);
   if (!to) throw NoRule{"the shape of its result is not known"};
   regroup(rule, 0, rule.shape(0), *to);
+  rule.set_shape_operand(1);
   return rule.done();
 }
 
@@ -183,10 +184,10 @@ void regroup(RuleBuilder& rule, size_t operand, const Shape& from, const Shape& 
 
 std::vector<OperatorRecord> reshape_operators() {
   return {
-      {.name = "Reshape", .since = 25, .role = Role::movement, .factors = reshape_factors},
-      {.name = "Flatten", .since = 25, .role = Role::movement, .factors = flatten_factors},
-      {.name = "Squeeze", .since = 25, .role = Role::movement, .factors = squeeze_factors},
-      {.name = "Unsqueeze", .since = 25, .role = Role::movement, .factors = unsqueeze_factors},
+      {.name = "Reshape", .since = 25, .role = Role::movement, .factors = reshape_factors, .linear = Linear::first},
+      {.name = "Flatten", .since = 25, .role = Role::movement, .factors = flatten_factors, .linear = Linear::first},
+      {.name = "Squeeze", .since = 25, .role = Role::movement, .factors = squeeze_factors, .linear = Linear::first},
+      {.name = "Unsqueeze", .since = 25, .role = Role::movement, .factors = unsqueeze_factors, .linear = Linear::first},
   };
 }
 

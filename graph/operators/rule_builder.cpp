@@ -2,6 +2,7 @@
 #include "graph/operators/rule_builder.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace fretsaw {
 namespace {
@@ -82,6 +83,25 @@ int RuleBuilder::from(size_t operand, size_t d, Kind kind, std::string name) {
 
 void RuleBuilder::in_unless_one(size_t operand, size_t d, int factor) {
   if (factor >= 0 && shape(operand).at(d).value != 1) in(operand, d, factor);
+}
+
+void RuleBuilder::set_added(size_t operand) {
+  if (has(operand)) rule_.added.push_back(operand);
+}
+
+void RuleBuilder::set_count(const char* attribute, std::vector<int> factors) {
+  if (node_.has(attribute)) rule_.counts.push_back({attribute, std::move(factors)});
+}
+
+void RuleBuilder::set_segments(bool splits, size_t axis, const std::vector<const Shape*>& parts) {
+  Segments segments{splits, axis, {}, 0};
+  for (const Shape* part : parts) {
+    if (!part || axis >= part->size() || !(*part)[axis].known()) return;
+    segments.sizes.push_back((*part)[axis].value);
+    if (segments.sizes.back() == 0) return;
+    segments.factor = std::gcd(segments.factor, segments.sizes.back());
+  }
+  if (segments.factor > 1) rule_.segments = std::move(segments);
 }
 
 size_t axis_of(int64_t axis, size_t rank) {

@@ -46,6 +46,18 @@ class RuleBuilder {
   int from(size_t operand, size_t d, Kind kind, std::string name);
   // Puts the factor at the operand's dimension unless that is 1 (it broadcasts).
   void in_unless_one(size_t operand, size_t d, int factor);
+  void set_added(size_t operand);
+  void set_shape_operand(int operand) { rule_.shape_operand = operand; }
+  // The attribute, where the node has it, is the product of these factors' sizes.
+  void set_count(const char* attribute, std::vector<int> factors);
+  // A whole factor may be cut where ranks exchange partial results.
+  void set_combined(int factor, double exchanges) {
+    rule_.factors[static_cast<size_t>(factor)].when_cut = Factor::WhenCut::combined;
+    rule_.exchanges = exchanges;
+  }
+  void set_rounds() { rule_.rounds = true; }
+  // Says of a joined axis what its segments are; nothing where a size is not known.
+  void set_segments(bool splits, size_t axis, const std::vector<const Shape*>& parts);
   FactorRule done() { return std::move(rule_); }
 
  private:

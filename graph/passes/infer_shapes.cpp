@@ -15,13 +15,15 @@
 namespace fretsaw {
 namespace {
 
-constexpr int64_t kMaxKnownElements = 1 << 16;  // larger constants are not shown to inference functions
+constexpr std::string_view kUnknown = "unknown_";  // begins the symbols of dimensions of which nothing is known
+constexpr int64_t kMaxKnownElements = 1 << 16;     // larger constants are not shown to inference functions
 
 class Engine {
  public:
   Engine(Model& model, const InferOptions& options, ShapeFacts& facts) : model_(model), options_(options), facts_(facts) {}
 
   void run(Graph& graph) {
+    if (&graph == model_.graph.get()) count_named(graph);
     for (Value& v : graph.all_values()) {
       if (!v.constant) continue;
       v.type = Type::tensor(v.constant->dtype, shape_of(v.constant->dims));
@@ -89,6 +91,16 @@ class Engine {
   }
 
  private:
+  // New symbols count on from those that the inputs of a piece of a model have.
+  void count_named(const Graph& graph) {
+    for (const Value* v : graph.inputs) {
+      if (!v->type.shape) continue;
+      for (const Dim& d : *v->type.shape)
+        for (size_t at = d.symbol.find(kUnknown); at != std::string::npos; at = d.symbol.find(kUnknown, at + 1))
+          named_ = std::max(named_, std::atoi(d.symbol.c_str() + at + kUnknown.size()));
+    }
+  }
+
   TensorPtr tensor_of(const Value* v) const {
     auto it = facts_.known.find(v);
     if (it != facts_.known.end()) return it->second;
@@ -118,6 +130,7 @@ class Engine {
   bool evaluate(Node& node);
   void infer_types(Node& node);
   void refine(Node& node);
+  void name_unknown(Node& node);
   void note_contents(Node& node);
   const onnx::OpSchema* schema_of(const Node& node);
 
@@ -129,6 +142,7 @@ class Engine {
   std::unordered_map<const Value*, std::unique_ptr<onnx::TensorProto>> tensors_;
   std::unordered_map<const Value*, std::unique_ptr<onnx::TensorShapeProto>> symbolic_;
   std::unordered_map<std::string, const onnx::OpSchema*> schemas_;
+  int named_ = 0;  // dimensions that were given a symbol
 };
 
 class BodyInferencer : public onnx::GraphInferencer {
@@ -241,7 +255,8 @@ void keep_hint(Type& type, const Type& hint) {
   if (type.shape->size() != hint.shape->size()) return;
   for (size_t i = 0; i < type.shape->size(); ++i) {
     Dim& d = (*type.shape)[i];
-    if (!d.known() && d.symbol.empty()) d = (*hint.shape)[i];
+    // A symbol that an earlier inference made up means nothing in this one.
+    if (!d.known() && d.symbol.empty() && (*hint.shape)[i].symbol.find(kUnknown) == std::string::npos) d = (*hint.shape)[i];
   }
 }
 
@@ -261,6 +276,7 @@ void Engine::infer(Node& node) {
   }
   for (size_t i = 0; i < node.outputs.size(); ++i)
     if (node.outputs[i]) keep_hint(node.outputs[i]->type, hints[i]);
+  if (options_.name_unknown && node.graph == model_.graph.get()) name_unknown(node);
   note_contents(node);
 }
 
@@ -397,6 +413,16 @@ void Engine::refine(Node& node) {
       sum = dim_add(sum, (*v->type.shape)[static_cast<size_t>(axis)]);
     }
     (*type.shape)[static_cast<size_t>(axis)] = sum;
+  }
+}
+
+// A dimension of which nothing is known gets a symbol, so that arithmetic on it can cancel: [?, ?, 64] reshaped to its own first two
+// dimensions, -1 and 16 has 4 in the third. Not in bodies, where a value's size may change from one pass to the next.
+void Engine::name_unknown(Node& node) {
+  for (Value* v : node.outputs) {
+    if (!v || !v->type.is_tensor() || !v->type.shape) continue;
+    for (Dim& d : *v->type.shape)
+      if (!d.known() && d.symbol.empty()) d.symbol = std::string(kUnknown) + std::to_string(++named_);
   }
 }
 

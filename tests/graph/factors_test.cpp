@@ -93,7 +93,7 @@ const Case kCases[] = {
     {"float[2,6] x", "p = Constant<value_ints=[0,1,0,1]>() y = Pad(x, p)", "i0 w1, 1 -> i0 w1' | whole w1 w1'"},
     {"float[2,1] x", "s = Constant<value_ints=[4,2,3]>() y = Expand(x, s)", "i1 1, 1 -> i0 i1 i2 | repeated i0 i2"},
     {"float[2,3] x", "r = Constant<value_ints=[2,1]>() y = Tile(x, r)", "i0 i1, 1 -> (t0 i0) i1 | repeated t0"},
-    {"float[1,8,2,3] x", "y = DepthToSpace<blocksize=2>(x)", "n (x y c) h w -> n c (h x) (w y)"},
+    {"float[1,8,2,3] x", "y = DepthToSpace<blocksize=2>(x)", "n (x y c) h w -> n c (h x) (w y) | whole x y"},
     // indexing
     {"float[9,4] x, int64[2,3] i", "y = Gather(x, i)", "v d1, i0 i1 -> i0 i1 d1 | whole v"},
     {"float[2,9] x, int64[2,3] i", "y = GatherElements<axis=1>(x, i)", "i0 v, i0 i1 -> i0 i1 | whole v"},
@@ -105,7 +105,7 @@ const Case kCases[] = {
     {"float[2,8,5,16] q, float[2,2,7,16] k, float[2,2,7,4] v", "y = Attention(q, k, v)",
      "b (g r) s d, b g t d, b g t e -> b (g r) s e | whole s t d"},
     {"float[5,2,3] x, float[1,16,3] w, float[1,16,4] r", "y, h = LSTM<hidden_size=4>(x, w, r)",
-     "t b i2, dir w1_1 w1_2, dir w2_1 w2_2 -> t dir b h, dir b h | whole t h i2 w1_1 w1_2 w2_1 w2_2"},
+     "t b i2, dir w1_1 w1_2, dir w2_1 w2_2 -> t dir b h, dir b h | whole dir t h i2 w1_1 w1_2 w2_1 w2_2"},
     // no rule
     {"float[2,3] x", "y = NonZero(x)", "unknown: the operator has no factor rule"},
 };
