@@ -1,86 +1,16 @@
-// Writes stages into the source's nodes. The few protobuf fields needed are encoded here, so that this layer needs no ONNX header.
+// Writes stages and specs into the source's nodes, and the rest into metadata.
 #include "partitioner/annotate.h"
 
 #include <algorithm>
+#include <optional>
+#include <set>
+
+#include "graph/annotations.h"
+#include "partitioner/correspondence.h"
+#include "partitioner/spec_form.h"
 
 namespace fretsaw {
 namespace {
-
-constexpr const char* kConfiguration = "fretsaw";
-constexpr int64_t kIrWithAnnotations = 11;
-
-// --- protobuf's wire format: a key (field number and kind), then a varint or a length and bytes ---
-
-void add_varint(std::string& out, uint64_t v) {
-  for (; v >= 0x80; v >>= 7) out += static_cast<char>(v | 0x80);
-  out += static_cast<char>(v);
-}
-void add_number(std::string& out, int field, uint64_t v) {
-  add_varint(out, static_cast<uint64_t>(field) << 3);
-  add_varint(out, v);
-}
-void add_bytes(std::string& out, int field, const std::string& bytes) {
-  add_varint(out, static_cast<uint64_t>(field) << 3 | 2);
-  add_varint(out, bytes.size());
-  out += bytes;
-}
-
-bool read_varint(const std::string& in, size_t& at, uint64_t& v) {
-  v = 0;
-  for (int shift = 0; shift < 64 && at < in.size(); shift += 7) {
-    auto c = static_cast<unsigned char>(in[at++]);
-    v |= static_cast<uint64_t>(c & 0x7F) << shift;
-    if (!(c & 0x80)) return true;
-  }
-  return false;
-}
-
-// The message without this length-delimited field; unchanged when it can't be read.
-std::string without_field(const std::string& in, uint64_t field) {
-  std::string out;
-  for (size_t at = 0; at < in.size();) {
-    size_t begin = at;
-    uint64_t key = 0, length = 0;
-    if (!read_varint(in, at, key)) return in;
-    switch (key & 7) {
-      case 0:
-        if (!read_varint(in, at, length)) return in;
-        break;
-      case 1:
-        at += 8;
-        break;
-      case 2:
-        if (!read_varint(in, at, length) || length > in.size() - at) return in;
-        at += length;
-        break;
-      case 5:
-        at += 4;
-        break;
-      default:
-        return in;
-    }
-    if (at > in.size()) return in;
-    if (key >> 3 != field) out.append(in, begin, at - begin);
-  }
-  return out;
-}
-
-// ModelProto.configuration (26): DeviceConfigurationProto {name = 1, num_devices = 2}
-std::string configuration(int devices) {
-  std::string message, field;
-  add_bytes(message, 1, kConfiguration);
-  add_number(message, 2, static_cast<uint64_t>(devices));
-  add_bytes(field, 26, message);
-  return field;
-}
-// NodeProto.device_configurations (10): NodeDeviceConfigurationProto {configuration_id = 1, pipeline_stage = 3}
-std::string node_configuration(int stage) {
-  std::string message, field;
-  add_bytes(message, 1, kConfiguration);
-  add_number(message, 3, static_cast<uint64_t>(stage));
-  add_bytes(field, 10, message);
-  return field;
-}
 
 // Stages that never go back along an edge: known ones where the plan says so, else the first user's, else that of what comes before.
 std::vector<int> node_stages(const Graph& graph, const std::unordered_map<std::string, int>& stage_of_value, int stages) {
@@ -139,17 +69,99 @@ void leave_out_weights(Graph& graph) {
   }
 }
 
+// How a tensor lies at a node, by what stands for it in the normalised graph; nullopt: nothing says, or two places differ.
+struct Lie {
+  Sharding sharding;
+  size_t rank = 0;
+  int batch_axis = -1;
+};
+bool same(const Sharding& a, const Sharding& b) {
+  return a.kind == b.kind && a.dim == b.dim && a.cut == b.cut;
+}
+class Lies {
+ public:
+  Lies(const Graph& source, const Annotating& a) : a_(a), same_(source, a.normalised) {
+    for (size_t i = 0; i < a.normalised.nodes.size(); ++i) position_[a.normalised.nodes[i]] = i;
+  }
+
+  std::optional<Lie> of(const Node& node, const Value& tensor) const {
+    std::optional<Lie> found;
+    const Node* now = same_.node_of(&node);
+    for (const OperandPlace& place : same_.places_of(node, tensor.name)) {
+      const Value* v = (place.output ? now->outputs : now->inputs)[place.index];
+      if (!v->type.is_tensor() || (tensor.type.shape && v->type.shape && tensor.type.shape->size() != v->type.shape->size()))
+        return std::nullopt;
+      const std::optional<Sharding> sharding = at(*now, place);
+      if (!sharding || (found && !same(found->sharding, *sharding))) return std::nullopt;
+      found = Lie{*sharding, v->type.shape ? v->type.shape->size() : 0, batch_axis(v)};
+    }
+    return found;
+  }
+
+ private:
+  std::optional<Sharding> at(const Node& node, const OperandPlace& place) const {
+    if (!a_.operands) return Sharding{};
+    const NodePins& pins = (*a_.operands)[position_.at(&node)];
+    return (place.output ? pins.outputs : pins.inputs)[place.index];
+  }
+  int batch_axis(const Value* v) const {
+    const auto axis = a_.facts.axes.find(v);
+    const bool plain = axis != a_.facts.axes.end() && !axis->second.mixed && axis->second.outer == DimProduct(1);
+    return plain ? axis->second.axis : -1;
+  }
+
+  const Annotating& a_;
+  Correspondence same_;
+  std::unordered_map<const Node*, size_t> position_;
+};
+
+void annotate_node(Node& node, int stage, const Lies& lies, const Mesh& mesh) {
+  NodeAnnotation annotation{kOwnConfiguration, stage, {}};
+  std::vector<std::vector<int64_t>> devices;
+  for (int d = 0; d < mesh.data; ++d) {
+    devices.emplace_back();
+    for (int t = 0; t < mesh.tensor; ++t) devices.back().push_back(mesh.rank(d, stage, t));
+  }
+  std::set<std::string> done;
+  for (const auto* values : {&node.inputs, &node.outputs})
+    for (const Value* v : *values) {
+      if (!v || v->name.empty() || !done.insert(v->name).second) continue;
+      const std::optional<Lie> lie = lies.of(node, *v);
+      if (!lie) continue;
+      if (lie->sharding.kind != Sharding::Kind::pending)
+        annotation.tensors.push_back(spec_of(v->name, lie->sharding, lie->batch_axis, devices));
+      if (!fits_spec(lie->sharding)) node.metadata[kCutOfTensor + v->name] = lie->sharding.text(lie->rank, "tensor");
+    }
+  set_annotations(node, {annotation});
+}
+
+// Nodes of the cut graph that do not run where a reader of the annotations would put them.
+StageExceptions stage_exceptions(const Graph& source, const std::vector<int>& stage, const Annotating& a) {
+  StageExceptions exceptions;
+  if (a.assignment.stages == 1) return exceptions;
+  std::unordered_map<std::string, int> stage_of_value;
+  for (size_t i = 0; i < source.nodes.size(); ++i)
+    for (const Value* v : source.nodes[i]->outputs)
+      if (v) stage_of_value[v->name] = stage[i];
+  const std::vector<int> expected = stages_by_source(a.index, stage_of_value, a.assignment.stages, {});
+  for (size_t i = 0; i < expected.size(); ++i)
+    if (const Value* v = a.index.nodes[i]->out(0); v && expected[i] != a.assignment.stage_of[i])
+      exceptions[v->name] = a.assignment.stage_of[i];
+  return exceptions;
+}
+
 }  // namespace
 
-std::shared_ptr<Model> annotate(Model source, const std::unordered_map<std::string, int>& stage_of_value, int stages) {
+std::shared_ptr<Model> annotate(Model source, const std::unordered_map<std::string, int>& stage_of_value, const Annotating& a) {
   auto model = std::make_shared<Model>(std::move(source));
   Graph& graph = *model->graph;
-  std::vector<int> stage = node_stages(graph, stage_of_value, stages);
-  for (size_t i = 0; i < graph.nodes.size(); ++i) {
-    Node& node = *graph.nodes[i];
-    node.extra = without_field(node.extra, 10) + node_configuration(stage[i]);
-  }
-  model->extra = without_field(model->extra, 26) + configuration(stages);
+  const std::vector<int> stage = node_stages(graph, stage_of_value, a.assignment.stages);
+  remove_annotations(graph);  // what the source says for other configurations goes with them
+  remove_metadata(*model);
+  const Lies lies(graph, a);
+  for (size_t i = 0; i < graph.nodes.size(); ++i) annotate_node(*graph.nodes[i], stage[i], lies, a.plan.mesh);
+  set_device_configurations(*model, {DeviceConfiguration{kOwnConfiguration, a.plan.mesh.size(), {}}});
+  write_metadata(a.plan, a.options, stage_exceptions(graph, stage, a), a.history, *model);
   model->ir_version = std::max(model->ir_version, kIrWithAnnotations);
   leave_out_weights(graph);
   return model;

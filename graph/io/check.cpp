@@ -9,6 +9,7 @@
 #include <set>
 #include <unordered_set>
 
+#include "graph/annotation_rules.h"
 #include "graph/communication_schemas.h"
 #include "graph/errors.h"
 #include "graph/io/reading.h"
@@ -186,16 +187,47 @@ class DeclaredTypes {
     size_t i = 0;
     for (const Value& v : graph_.all_values()) visit(v, types_[i++]);
   }
+  std::unordered_map<const Value*, const Type*> by_value() const {
+    std::unordered_map<const Value*, const Type*> found;
+    for_each([&](const Value& v, const Type& said) { found[&v] = &said; });
+    return found;
+  }
 
  private:
   Graph& graph_;
   std::vector<Type> types_;
 };
 
+// What inference knows of a type, and where it knows nothing, what the file says.
+Type best_of(Type inferred, const Type& declared) {
+  if (!inferred.is_tensor() || !declared.is_tensor()) return inferred.kind == Type::Kind::unknown ? declared : inferred;
+  if (!inferred.shape) inferred.shape = declared.shape;
+  if (!declared.shape || declared.shape->size() != inferred.shape->size()) return inferred;
+  for (size_t i = 0; i < inferred.shape->size(); ++i)
+    if (Dim& d = (*inferred.shape)[i]; !d.known()) d = (*declared.shape)[i];
+  return inferred;
+}
+
+using Copies = std::unordered_map<const Value*, Value*>;
+
+// While the model, or its copy, has inferred types.
+std::vector<Finding> check_annotations(const Model& model, const DeclaredTypes& declared, const Copies& copies) {
+  const auto said_of = declared.by_value();
+  return check_annotations(model, [&](const Value& v) {
+    const auto copy = copies.find(&v);
+    const auto said = said_of.find(&v);  // none in a body, which only a copied model has: its types are as read
+    return best_of(copy == copies.end() ? v.type : copy->second->type, said == said_of.end() ? v.type : *said->second);
+  });
+}
+
+void add(std::vector<Finding> more, std::vector<Finding>& findings) {
+  std::move(more.begin(), more.end(), std::back_inserter(findings));
+}
+
 // Inference starts from the inputs alone, and what the file says of other values is held against it.
 void check_types(Model& model, std::vector<Finding>& findings) {
   // Inlining changes nodes, and types inside of bodies are not kept: such a model is inferred as a copy.
-  std::unordered_map<const Value*, Value*> copies;
+  Copies copies;
   std::optional<Model> copy;
   if (!model.functions.empty() || has_bodies(*model.graph)) {
     copy.emplace();
@@ -205,6 +237,7 @@ void check_types(Model& model, std::vector<Finding>& findings) {
       inline_functions(*copy);
     } catch (const Error& e) {
       findings.push_back({"error", e.node(), "", "functions", e.problem()});
+      add(check_annotations(model), findings);
       return;
     }
   }
@@ -215,6 +248,7 @@ void check_types(Model& model, std::vector<Finding>& findings) {
     if (f.message.ends_with("have type but instead is null")) continue;  // what comes from an operator of which ONNX knows nothing
     if (told.insert(f.message).second) findings.push_back(std::move(f));
   }
+  add(check_annotations(model, declared, copies), findings);
   const std::unordered_set<const Value*> outputs(model.graph->outputs.begin(), model.graph->outputs.end());
   declared.for_each([&](const Value& v, const Type& said) {
     const Node* node = v.producer;
