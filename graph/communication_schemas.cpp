@@ -5,6 +5,8 @@
 #include <onnx/defs/shape_inference.h>
 
 #include <mutex>
+#include <numeric>
+#include <vector>
 
 namespace fretsaw {
 namespace {
@@ -23,24 +25,70 @@ int64_t int_attribute(InferenceContext& context, const char* name, int64_t absen
   return a && a->has_i() ? a->i() : absent;
 }
 
-// The shape of the input with dimension `tensor_axis` multiplied or divided by `group_size`; both -1 when not known.
-void scaled_axis(InferenceContext& context, const char* axis_attribute, bool multiply) {
+std::vector<int64_t> ints_attribute(InferenceContext& context, const char* name) {
+  const AttributeProto* a = context.getAttribute(name);
+  return a ? std::vector<int64_t>(a->ints().begin(), a->ints().end()) : std::vector<int64_t>();
+}
+
+// The dimension that an attribute names, counted from the front.
+int dimension_at(InferenceContext& context, const onnx::TensorShapeProto& shape, const char* axis_attribute) {
+  int64_t axis = int_attribute(context, axis_attribute, 0);
+  if (axis < 0) axis += shape.dim_size();
+  if (axis < 0 || axis >= shape.dim_size())
+    fail_shape_inference(axis_attribute, " ", axis, " is outside a tensor of rank ", shape.dim_size());
+  return static_cast<int>(axis);
+}
+
+int64_t known_size(const onnx::TensorShapeProto& shape, int dimension) {
+  return shape.dim(dimension).has_dim_value() ? shape.dim(dimension).dim_value() : -1;
+}
+
+void set_size(onnx::TensorShapeProto& shape, int dimension, int64_t size) {
+  shape.mutable_dim(dimension)->clear_value();
+  if (size >= 0) shape.mutable_dim(dimension)->set_dim_value(size);
+}
+
+// The ranks' `parts` of a dimension joined, or the one of rank `index`. -1: not known.
+int64_t gathered_size(const std::vector<int64_t>& parts) {
+  return std::accumulate(parts.begin(), parts.end(), int64_t{0});
+}
+int64_t scattered_size(const std::vector<int64_t>& parts, int64_t index) {
+  return index >= 0 && index < static_cast<int64_t>(parts.size()) ? parts[static_cast<size_t>(index)] : -1;
+}
+int64_t times(int64_t size, int64_t group_size) {
+  return size >= 0 && group_size > 0 ? size * group_size : -1;
+}
+int64_t part_of(int64_t size, int64_t group_size) {
+  return size >= 0 && group_size > 0 && size % group_size == 0 ? size / group_size : -1;
+}
+
+// AllGather and ReduceScatter: the input's shape with another size along tensor_axis. Uneven parts whose sizes are not given leave it open.
+void sized_axis(InferenceContext& context, bool gathers) {
   onnx::propagateElemTypeFromInputToOutput(context, 0, 0);
   if (!onnx::hasNInputShapes(context, 1)) return;
   onnx::TensorShapeProto shape = onnx::getInputShape(context, 0);
-  int64_t axis = int_attribute(context, axis_attribute, 0), size = int_attribute(context, "group_size", -1);
-  if (axis < 0) axis += shape.dim_size();
-  if (axis < 0 || axis >= shape.dim_size()) fail_shape_inference("tensor_axis ", axis, " is outside a tensor of rank ", shape.dim_size());
-  auto* dim = shape.mutable_dim(static_cast<int>(axis));
-  int64_t value = dim->has_dim_value() ? dim->dim_value() : -1;
-  dim->clear_dim_value();
-  dim->clear_dim_param();
-  // Uneven shards differ in size: the dimension stays open then.
-  if (value >= 0 && size > 0 && int_attribute(context, "uneven", 0) == 0) {
-    if (multiply)
-      dim->set_dim_value(value * size);
-    else if (value % size == 0)
-      dim->set_dim_value(value / size);
+  int dimension = dimension_at(context, shape, "tensor_axis");
+  auto parts = ints_attribute(context, "sizes");
+  int64_t size = known_size(shape, dimension), group_size = int_attribute(context, "group_size", -1), made = -1;
+  if (!parts.empty()) {
+    made = gathers ? gathered_size(parts) : scattered_size(parts, int_attribute(context, "index", -1));
+  } else if (int_attribute(context, "uneven", 0) == 0) {
+    made = gathers ? times(size, group_size) : part_of(size, group_size);
+  }
+  set_size(shape, dimension, made);
+  onnx::updateOutputShape(context, 0, shape);
+}
+
+// AllToAll: split_axis becomes smaller, concat_axis larger by the number of ranks.
+void exchanged_axes(InferenceContext& context) {
+  onnx::propagateElemTypeFromInputToOutput(context, 0, 0);
+  if (!onnx::hasNInputShapes(context, 1)) return;
+  onnx::TensorShapeProto shape = onnx::getInputShape(context, 0);
+  int split = dimension_at(context, shape, "split_axis"), joined = dimension_at(context, shape, "concat_axis");
+  int64_t group_size = int_attribute(context, "group_size", -1);
+  if (split != joined) {
+    set_size(shape, split, part_of(known_size(shape, split), group_size));
+    set_size(shape, joined, times(known_size(shape, joined), group_size));
   }
   onnx::updateOutputShape(context, 0, shape);
 }
@@ -65,7 +113,15 @@ OpSchema collective(const char* name, const char* doc) {
 OpSchema with_axis(OpSchema schema) {
   return schema.Attr("tensor_axis", "The tensor's axis that is cut", AttributeProto::INT, static_cast<int64_t>(0))
       .Attr("uneven", "1 where ranks hold parts of different sizes", AttributeProto::INT, static_cast<int64_t>(0))
-      .Attr("sizes", "The size each rank holds along the axis, where they are known and uneven", AttributeProto::INTS, false);
+      .Attr("sizes", "The size each rank holds along the axis, where they are known and uneven", AttributeProto::INTS, false)
+      .Attr("index", "This rank's index along the mesh axis, where its part's size depends on it", AttributeProto::INT,
+            static_cast<int64_t>(-1));
+}
+
+OpSchema channels_last(OpSchema schema) {
+  return schema.Attr("channels_last",
+                     "1 where devices had best hold the tensor [N, C, H, W] as [N, H, W, C], on all ranks: a convolution made it",
+                     AttributeProto::INT, static_cast<int64_t>(0));
 }
 
 OpSchema with_reduction(OpSchema schema) {
@@ -83,22 +139,19 @@ void register_all() {
   schemas.push_back(border("Send", "Marks a value that leaves its stage. The schedule's actions move it.", "The stage it goes to"));
   schemas.push_back(
       border("Recv", "Marks a value that comes from another stage. The schedule's actions move it.", "The stage it comes from"));
-  schemas.push_back(with_reduction(collective("AllReduce", "Every rank gets the elementwise reduction of all ranks' tensors.")));
   schemas.push_back(
-      with_axis(collective("AllGather", "Every rank gets the ranks' tensors joined along tensor_axis, in the order of ranks."))
-          .TypeAndShapeInferenceFunction([](InferenceContext& c) { scaled_axis(c, "tensor_axis", true); }));
-  schemas.push_back(with_axis(with_reduction(collective("ReduceScatter",
-                                                        "The tensors are reduced elementwise; each rank gets its part along tensor_axis.")))
-                        .TypeAndShapeInferenceFunction([](InferenceContext& c) { scaled_axis(c, "tensor_axis", false); }));
+      channels_last(with_reduction(collective("AllReduce", "Every rank gets the elementwise reduction of all ranks' tensors."))));
+  schemas.push_back(channels_last(with_axis(collective(
+                                      "AllGather", "Every rank gets the ranks' tensors joined along tensor_axis, in the order of ranks.")))
+                        .TypeAndShapeInferenceFunction([](InferenceContext& c) { sized_axis(c, true); }));
+  schemas.push_back(channels_last(with_axis(with_reduction(collective(
+                                      "ReduceScatter", "The tensors are reduced elementwise; each rank gets its part along tensor_axis."))))
+                        .TypeAndShapeInferenceFunction([](InferenceContext& c) { sized_axis(c, false); }));
   schemas.push_back(
       collective("AllToAll", "The tensor is cut along split_axis, part k goes to rank k, and what arrives is joined along concat_axis.")
           .Attr("split_axis", "The axis that is cut", AttributeProto::INT, static_cast<int64_t>(0))
           .Attr("concat_axis", "The axis that is joined", AttributeProto::INT, static_cast<int64_t>(0))
-          .TypeAndShapeInferenceFunction([](InferenceContext& c) {
-            onnx::propagateElemTypeFromInputToOutput(c, 0, 0);
-            if (!onnx::hasNInputShapes(c, 1)) return;
-            if (int_attribute(c, "split_axis", 0) == int_attribute(c, "concat_axis", 0)) onnx::propagateShapeFromInputToOutput(c, 0, 0);
-          }));
+          .TypeAndShapeInferenceFunction(exchanged_axes));
   schemas.push_back(collective("Broadcast", "Every rank gets the root's tensor.")
                         .Attr("root", "The index of the root along the axis", AttributeProto::INT, static_cast<int64_t>(0)));
   schemas.push_back(with_axis(collective("HaloExchange", "The tensor grows along tensor_axis by its neighbours' rows."))

@@ -9,6 +9,7 @@
 
 #include "graph/errors.h"
 #include "kernels/cpu/reorder.h"
+#include "runtime/collectives.h"
 #include "runtime/program.h"
 
 namespace fretsaw {
@@ -162,6 +163,8 @@ class Compiler {
     try {
       if (is_control_flow(*unit.front())) {
         add_control_flow(*unit.front());
+      } else if (is_collective(*unit.front())) {
+        add_collective(unit);
       } else {
         add_kernel(unit);
       }
@@ -180,9 +183,23 @@ class Compiler {
     if (unit.size() == 1 && record->view && add_alias(node)) return;
     CompileContext c = context_for_kernel(unit, *record);
     Step step;
-    step.node = unit.back();  // its outputs are the step's
     step.kernel = record->make(c);
     step.view = unit.size() == 1 && record->view;
+    const int overwrites = record->in_place && unit.size() == 1 ? kOverwriteAny : step.kernel.overwrites;
+    add_kernel_step(unit, c, std::move(step), overwrites);
+  }
+
+  void add_collective(const Unit& unit) {
+    CompileContext c = context(unit);
+    Step step;
+    step.kernel = make_collective(c, rank_);
+    const int overwrites = step.kernel.overwrites;
+    add_kernel_step(unit, c, std::move(step), overwrites);
+  }
+
+  // Gives the step its inputs in the layouts it wants, and slots for its outputs.
+  void add_kernel_step(const Unit& unit, const CompileContext& c, Step step, int overwrites) {
+    step.node = unit.back();  // its outputs are the step's
     for (size_t i = 0; i < c.inputs.size(); ++i) {
       Layout wanted = i < step.kernel.input_layouts.size() ? step.kernel.input_layouts[i] : Layout::plain;
       step.inputs.push_back(c.inputs[i] ? slot_in(c.inputs[i], wanted) : -1);
@@ -198,7 +215,6 @@ class Compiler {
       step.outputs.push_back(add_slot(std::move(slot)));
       main_slot_[c.outputs[i]] = step.outputs.back();
     }
-    const int overwrites = record->in_place && unit.size() == 1 ? kOverwriteAny : step.kernel.overwrites;
     add_step(std::move(step), overwrites);
   }
 

@@ -1,8 +1,10 @@
 // Runs a program: binds its values to the arena, calls its steps in order, and hands its outputs over.
+#include <algorithm>
 #include <cstring>
 #include <new>
 
 #include "graph/errors.h"
+#include "runtime/collectives.h"
 #include "runtime/program.h"
 
 namespace fretsaw {
@@ -122,6 +124,7 @@ void run_step(Program& program, Step& step, StepMemory& memory, RankContext& ran
 void trace_step(const Step& step, RankContext& rank, double start_us) {
   std::string name = step.node ? step.node->name : "";
   std::string category = step.reorders ? "reorder" : step.node ? step.node->op : "";
+  if (step.node && !step.reorders && is_collective(*step.node)) category = "collective";
   rank.events.push_back({rank.rank, name, category, start_us, rank.now_us() - start_us});
 }
 
@@ -157,6 +160,20 @@ void give_outputs(Program& program, std::span<RuntimeValue> outputs, RankContext
 }
 
 }  // namespace
+
+RankContext::Group* RankContext::group(const std::string& axis) {
+  auto found = std::find_if(groups.begin(), groups.end(), [&](const Group& g) { return g.axis == axis; });
+  return found == groups.end() ? nullptr : &*found;
+}
+
+void RankContext::count_communication(const std::string& op, const std::string& axis, size_t bytes) {
+  if (!counts_communication) return;
+  auto same = [&](const CommunicationCount& c) { return c.op == op && c.axis == axis; };
+  auto found = std::find_if(communication.begin(), communication.end(), same);
+  if (found == communication.end()) found = communication.insert(found, {op, axis, 0, 0});
+  ++found->count;
+  found->bytes += static_cast<int64_t>(bytes);
+}
 
 void run_program(Program& program, std::span<const RuntimeValue* const> inputs, std::span<RuntimeValue> outputs, RankContext& rank,
                  size_t depth) {

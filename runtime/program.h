@@ -16,6 +16,7 @@
 
 #include "graph/ir.h"
 #include "kernels/kernel.h"
+#include "runtime/communicator.h"
 #include "runtime/memory.h"
 #include "runtime/session.h"
 
@@ -32,6 +33,19 @@ struct RankContext {
   bool trace = false;
   std::vector<TraceEvent> events;
   double (*now_us)() = nullptr;  // time of the trace
+  // The ranks along each mesh axis that has several, this one among them. Made when the session starts, and anew after an abort.
+  struct Group {
+    std::string axis;
+    std::unique_ptr<Communicator> ranks;
+    int64_t calls = 0;
+  };
+  std::vector<Group> groups;
+  Group* group(const std::string& axis);  // null: this rank is alone on the axis
+  // What this rank has sent in the step at hand, while `counts_communication`.
+  std::vector<CommunicationCount> communication;
+  bool counts_communication = false;
+  void count_communication(const std::string& op, const std::string& axis, size_t bytes);
+  double communicating_us = 0;  // in collectives, since the beginning
   int64_t compiled_programs = 0;
   // Large results of constant folding, which the programs of a rank share.
   struct Folded {

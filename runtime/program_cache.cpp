@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "graph/errors.h"
+#include "runtime/collectives.h"
 #include "runtime/program.h"
 
 namespace fretsaw {
@@ -138,11 +139,13 @@ Program& ProgramCache::get(std::span<const RuntimeValue* const> inputs, RankCont
 
 void ProgramCache::run(std::span<const RuntimeValue* const> inputs, std::span<RuntimeValue> outputs, RankContext& rank, size_t depth) {
   while (true) {
+    const CollectiveCounts before(rank);
     try {
       run_program(get(inputs, rank), inputs, outputs, rank, depth);
       return;
     } catch (const ShapeMismatch& mismatch) {
       if (!distrusted_.insert(mismatch.node_name).second) throw;
+      before.agree_to_repeat(rank);
     }
     entries_.clear();
   }

@@ -119,13 +119,25 @@ Rank::Stage& Rank::stage(int number) {
   throw Error("stage " + std::to_string(number) + " is not on this rank", "partition the model again");
 }
 
+// Ranks that differ in their coordinate on one axis alone are a group. Every rank of the world must come.
+void Rank::join_groups(Communicator& world) {
+  const Mesh& mesh = plan_->mesh;
+  auto join = [&](const char* axis, int size, int colour) {
+    if (size > 1) context_.groups.push_back({axis, world.split(colour)});
+  };
+  join("data", mesh.data, mesh.rank(0, pipeline_, tensor_));
+  join("pipeline", mesh.pipeline, mesh.rank(data_, 0, tensor_));
+  join("tensor", mesh.tensor, mesh.rank(data_, pipeline_, 0));
+}
+
 void Rank::run_step(const StepInputs& step, Communicator& communicator) {
   double start_us = context_.now_us();
   allocations_before_ = allocations();
   busy_us_ = 0;
-  communication_.clear();
+  context_.communication.clear();
   context_.events.clear();
   forget_step();
+  if (context_.groups.empty()) join_groups(communicator);
   if (!step.batches.parts[static_cast<size_t>(data_)].empty()) {
     for (const Action& action : *actions_) {
       running_stage_ = action.stage;
@@ -232,10 +244,11 @@ void Rank::do_forward(const Action& action, const StepInputs& step, Communicator
   finish_receives(target, action.micro_batch, communicator);
   advance_posted(communicator);
   gather_arguments(target, action.micro_batch, step);
-  double start_us = context_.now_us();
+  context_.counts_communication = action.micro_batch == 0;
+  double start_us = context_.now_us(), communicating_us = context_.communicating_us;
   target.cache->run(target.arguments, target.micro_batches[static_cast<size_t>(action.micro_batch)].outputs, context_, 0);
   double took_us = context_.now_us() - start_us;
-  busy_us_ += took_us;
+  busy_us_ += took_us - (context_.communicating_us - communicating_us);
   if (context_.trace) context_.events.push_back({context_.rank, to_string(action), "forward", start_us, took_us});
 }
 
@@ -249,16 +262,13 @@ void Rank::do_send(const Action& action, Communicator& communicator) {
       throw Error("value '" + crossing.route->value + "' crosses a stage boundary and is no tensor of numbers", "cut the model elsewhere");
     }
     double start_us = context_.trace ? context_.now_us() : 0;
+    context_.counts_communication = action.micro_batch == 0;
     int tag = wire_tag(*crossing.route, action.micro_batch);
     communicator.send_header({value.tensor.dtype, value.tensor.dims}, crossing.peer_rank, tag);
     RequestPtr request =
         communicator.isend({static_cast<const std::byte*>(value.tensor.data), value.tensor.bytes()}, crossing.peer_rank, tag);
     sending_.emplace_back(request, value.owner);
-    if (action.micro_batch == 0) {
-      if (communication_.empty()) communication_.push_back({"Send", "pipeline", 0, 0});
-      ++communication_[0].count;
-      communication_[0].bytes += static_cast<int64_t>(value.tensor.bytes());
-    }
+    context_.count_communication("Send", "pipeline", value.tensor.bytes());
     if (context_.trace) context_.events.push_back({context_.rank, crossing.route->value, "send", start_us, context_.now_us() - start_us});
   }
 }

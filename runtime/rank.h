@@ -27,14 +27,16 @@ class Rank {
   void run_step(const StepInputs& step, Communicator& communicator);
   // The plan's output `index` of a micro-batch after a step; null where another rank makes it.
   const RuntimeValue* output(size_t index, int micro_batch) const;
-  void forget_step();  // lets go of the last step's values
+  void forget_step();                               // lets go of the last step's values
+  void leave_groups() { context_.groups.clear(); }  // their communicator is gone; the next step makes new ones
 
   RankReport report() const;
-  const std::vector<CommunicationCount>& communication() const { return communication_; }
+  const std::vector<CommunicationCount>& communication() const { return context_.communication; }
   std::vector<TraceEvent>& events() { return context_.events; }
   int64_t allocations() const { return context_.memory.count->allocations; }
   BufferPool& pool() { return context_.memory.pool; }
   int data() const { return data_; }
+  int tensor() const { return tensor_; }
   int running_stage() const { return running_stage_; }
   int64_t compiled_programs() const { return context_.compiled_programs; }
 
@@ -74,6 +76,7 @@ class Rank {
   void add_stage(int number, const SessionOptions& options);
   void find_crossings();
   Stage& stage(int number);
+  void join_groups(Communicator& world);
   int wire_tag(const Route& route, int micro_batch) const { return route.tag * plan_->micro_batches + micro_batch; }
 
   void do_forward(const Action& action, const StepInputs& step, Communicator& communicator);
@@ -95,7 +98,6 @@ class Rank {
   std::vector<OutputPlace> output_places_;
   std::vector<std::pair<int, int>> posted_;                            // (index of stage, micro-batch) whose receives are wanted, in order
   std::vector<std::pair<RequestPtr, std::shared_ptr<void>>> sending_;  // with what keeps the buffer
-  std::vector<CommunicationCount> communication_;
   int64_t weight_bytes_ = 0;
   double busy_us_ = 0, step_us_ = 0;
   int running_stage_ = -1;

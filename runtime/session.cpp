@@ -118,7 +118,10 @@ struct Session::Impl {
   }
 
   void run_ranks() {
-    if (communicators[0]->aborted()) communicators = make_thread_communicators(plan->mesh.size());
+    if (communicators[0]->aborted()) {
+      for (auto& rank : ranks) rank->leave_groups();
+      communicators = make_thread_communicators(plan->mesh.size());
+    }
     int64_t before = count_allocations();
     {
       std::unique_lock lock(mutex);
@@ -196,7 +199,7 @@ std::vector<RankReport> Session::ranks() const {
 std::vector<CommunicationCount> Session::communication() const {
   std::vector<CommunicationCount> total;
   for (const auto& rank : impl_->ranks) {
-    if (rank->data() != 0) continue;
+    if (rank->data() != 0 || rank->tensor() != 0) continue;
     for (const CommunicationCount& own : rank->communication()) {
       auto same =
           std::find_if(total.begin(), total.end(), [&](const CommunicationCount& c) { return c.op == own.op && c.axis == own.axis; });

@@ -7,6 +7,7 @@
 #include "graph/communication_schemas.h"
 #include "graph/passes.h"
 #include "kernels/cpu/random.h"
+#include "runtime/collectives.h"
 #include "runtime/program.h"
 
 namespace fretsaw {
@@ -39,6 +40,16 @@ void remove_border_nodes(Graph& graph) {
     return true;
   });
   if (!passed.empty()) substitute(graph, passed);
+}
+
+// Collectives stay also where nothing takes what they make: other ranks wait for this one in them.
+void remove_unused_nodes(Graph& graph) {
+  const size_t count = graph.outputs.size();
+  for (const Node* node : graph.nodes) {
+    if (is_collective(*node)) graph.outputs.insert(graph.outputs.end(), node->outputs.begin(), node->outputs.end());
+  }
+  remove_dead_nodes(graph);
+  graph.outputs.resize(count);
 }
 
 bool fold_known_values(Graph& graph, const ShapeFacts& facts) {
@@ -205,7 +216,7 @@ Specialised specialise(const Model& model, const std::vector<Value*>& inputs, co
   auto kernel_exists = [&](const Node& node) { return has_kernel(node, rank.threads); };
   auto infer_and_fold = [&] {
     ShapeFacts facts = infer_shapes(*copy, options);
-    if (fold_known_values(graph, facts)) remove_dead_nodes(graph);
+    if (fold_known_values(graph, facts)) remove_unused_nodes(graph);
   };
   infer_and_fold();
   while (inline_constant_branches(graph)) infer_and_fold();
@@ -215,7 +226,7 @@ Specialised specialise(const Model& model, const std::vector<Value*>& inputs, co
     infer_and_fold();
     while (inline_constant_branches(graph)) infer_and_fold();
   }
-  remove_dead_nodes(graph);
+  remove_unused_nodes(graph);
   seed_random_nodes(graph, rank.random_seed);
   return made;
 }

@@ -1,8 +1,11 @@
 // The communicator over threads of one process: messages by rendezvous, collectives through memory that all ranks see.
+#include <omp.h>
+
+#include <algorithm>
 #include <cstring>
-#include <map>
 
 #include "graph/errors.h"
+#include "kernels/cpu/parallel.h"
 #include "runtime/reduce.h"
 #include "runtime/thread_group.h"
 
@@ -58,11 +61,13 @@ class ThreadCommunicator : public Communicator {
   static void check_size(bool ok, const char* operation) {
     if (!ok) throw Error(std::string(operation) + ": the buffers' sizes don't fit together", "", ErrorCode::device);
   }
-  std::vector<const std::byte*> inputs() const {
-    std::vector<const std::byte*> parts;
-    for (int r = 0; r < size(); ++r) parts.push_back(group_->post(r).in);
-    return parts;
+  // What each rank brought; the list keeps its room from call to call.
+  std::span<const std::byte* const> inputs() {
+    parts_.clear();
+    for (int r = 0; r < size(); ++r) parts_.push_back(group_->post(r).in);
+    return parts_;
   }
+  void share_reduced(size_t first, size_t last, DType dtype, Reduction reduction);
   // Scratch of `bytes` that all ranks see; between two barriers.
   std::byte* group_scratch(size_t bytes, const char* operation) {
     if (rank_ == 0 && group_->scratch.size() < bytes) group_->scratch.resize(bytes);
@@ -72,25 +77,46 @@ class ThreadCommunicator : public Communicator {
 
   std::shared_ptr<ThreadGroup> group_;
   int rank_;
+  std::vector<const std::byte*> parts_;
 };
+
+constexpr int64_t elements_a_thread = 1 << 16;  // a reduction of fewer is not worth another thread of the rank
+constexpr size_t share_grain = 64;              // elements; ranks' shares begin on cache lines of their own
 
 int64_t detail_of(DType dtype, Reduction reduction) {
   return static_cast<int64_t>(dtype) * 16 + static_cast<int64_t>(reduction);
 }
 
-// Each rank reduces its share of the elements into the group's scratch, then everybody takes the whole.
+// Reduces elements [first, last) of all ranks into the result of each. In pieces, which are still in the cache when they are copied; a
+// piece of every input is read before any result is written, so that ranks may reduce in place.
+void ThreadCommunicator::share_reduced(size_t first, size_t last, DType dtype, Reduction reduction) {
+  constexpr size_t piece = 4096;
+  const size_t element_bytes = bytes_of(dtype, 1);
+  auto parts = inputs();
+  parallel_for(static_cast<int64_t>(last - first), elements_a_thread, omp_get_max_threads(), [&](int64_t begin, int64_t end) {
+    for (size_t at = first + static_cast<size_t>(begin); at < first + static_cast<size_t>(end); at += piece) {
+      const size_t count = std::min(piece, first + static_cast<size_t>(end) - at);
+      const std::byte* made = group_->post(rank_).out + at * element_bytes;
+      reduce_parts(parts, group_->post(rank_).out + at * element_bytes, at, count, dtype, reduction);
+      for (int r = 0; r < size(); ++r) {
+        if (r != rank_) std::memcpy(group_->post(r).out + at * element_bytes, made, count * element_bytes);
+      }
+    }
+  });
+}
+
+// Each rank reduces its share of the elements for all.
 void ThreadCommunicator::all_reduce(std::span<const std::byte> in, std::span<std::byte> out, DType dtype, Reduction reduction) {
   const char* name = "all_reduce";
   check_size(in.size() == out.size(), name);
-  group_->collect(rank_, {.operation = name, .in = in.data(), .bytes = in.size(), .detail = detail_of(dtype, reduction)});
-  size_t element_bytes = bytes_of(dtype, 1);
-  size_t count = element_bytes ? in.size() / element_bytes : 0;
-  std::byte* whole = group_scratch(in.size(), name);
-  size_t first = count * rank_ / size(), last = count * (rank_ + 1) / size();
-  auto parts = inputs();
-  reduce_parts(parts, whole + first * element_bytes, first, last - first, dtype, reduction);
-  group_->barrier(rank_, name);
-  if (!out.empty()) std::memcpy(out.data(), whole, out.size());
+  group_->collect(rank_,
+                  {.operation = name, .in = in.data(), .out = out.data(), .bytes = in.size(), .detail = detail_of(dtype, reduction)});
+  const size_t element_bytes = bytes_of(dtype, 1);
+  const size_t count = element_bytes ? in.size() / element_bytes : 0;
+  auto border = [&](int rank) {
+    return rank == size() ? count : count * static_cast<size_t>(rank) / static_cast<size_t>(size()) / share_grain * share_grain;
+  };
+  share_reduced(border(rank_), border(rank_ + 1), dtype, reduction);
   group_->barrier(rank_, name);
 }
 
@@ -116,16 +142,23 @@ void ThreadCommunicator::reduce_scatter(std::span<const std::byte> in, std::span
   group_->barrier(rank_, name);
 }
 
-// Through scratch [to][from][block], because `in` and `out` may be the same memory.
+// Through scratch [to][from][block] where a rank's `in` and `out` are the same memory.
 void ThreadCommunicator::all_to_all(std::span<const std::byte> in, std::span<std::byte> out) {
   const char* name = "all_to_all";
   check_size(in.size() == out.size() && in.size() % size() == 0, name);
-  group_->collect(rank_, {.operation = name, .in = in.data(), .bytes = in.size()});
-  size_t block = in.size() / size();
-  std::byte* whole = group_scratch(in.size() * size(), name);
-  for (int to = 0; to < size() && block; ++to) std::memcpy(whole + to * in.size() + rank_ * block, in.data() + to * block, block);
-  group_->barrier(rank_, name);
-  if (block) std::memcpy(out.data(), whole + rank_ * in.size(), out.size());
+  group_->collect(rank_, {.operation = name, .in = in.data(), .out = out.data(), .bytes = in.size()});
+  const size_t block = in.size() / size();
+  if (block == 0) return group_->barrier(rank_, name);
+  bool in_place = false;
+  for (int r = 0; r < size(); ++r) in_place |= group_->post(r).in == group_->post(r).out;
+  if (!in_place) {
+    for (int r = 0; r < size(); ++r) std::memcpy(out.data() + r * block, group_->post(r).in + rank_ * block, block);
+  } else {
+    std::byte* whole = group_scratch(in.size() * size(), name);
+    for (int to = 0; to < size(); ++to) std::memcpy(whole + to * in.size() + rank_ * block, in.data() + to * block, block);
+    group_->barrier(rank_, name);
+    std::memcpy(out.data(), whole + rank_ * in.size(), out.size());
+  }
   group_->barrier(rank_, name);
 }
 
@@ -147,9 +180,8 @@ std::unique_ptr<Communicator> ThreadCommunicator::split(int colour) {
   if (rank_ == 0) group_->made.resize(size());
   group_->barrier(rank_, name);
   if (members.front() == rank_) {  // the lowest rank of a colour makes its group
-    auto child = std::make_shared<ThreadGroup>(static_cast<int>(members.size()), group_->timeout());
+    auto child = group_->make_child(static_cast<int>(members.size()));
     for (int r : members) group_->made[r] = child;
-    group_->add_child(child);
   }
   group_->barrier(rank_, name);
   std::shared_ptr<ThreadGroup> mine = std::move(group_->made[rank_]);
@@ -162,7 +194,9 @@ std::unique_ptr<Communicator> ThreadCommunicator::split(int colour) {
 }  // namespace
 
 std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int size, std::chrono::milliseconds timeout) {
-  auto group = std::make_shared<ThreadGroup>(size, timeout);
+  // Ranks that outnumber the cores would keep each other from running.
+  const auto spin = std::chrono::microseconds(size <= omp_get_num_procs() ? 50 : 0);
+  auto group = std::make_shared<ThreadGroup>(size, timeout, spin);
   std::vector<std::unique_ptr<Communicator>> ranks;
   for (int r = 0; r < size; ++r) ranks.push_back(std::make_unique<ThreadCommunicator>(group, r));
   return ranks;

@@ -3,10 +3,23 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 
 #include "graph/errors.h"
 
 namespace fretsaw {
+namespace {
+
+// Tells the core that this thread only waits.
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+}  // namespace
 
 void ThreadRequest::wait() {
   if (auto group = group_.lock()) group->wait(*this);
@@ -140,30 +153,53 @@ bool ThreadGroup::take_header(Header& header, int from, int to, int tag, bool wa
   return true;
 }
 
-std::string ThreadGroup::missing_ranks() const {
+std::string ThreadGroup::missing_ranks(uint64_t generation) const {
   std::string missing;
   for (int r = 0; r < size_; ++r) {
-    if (!arrived_[r]) missing += (missing.empty() ? "" : ", ") + std::to_string(r);
+    if (arrived_[r] != generation + 1) missing += (missing.empty() ? "" : ", ") + std::to_string(r);
   }
   return missing;
 }
 
+// True once the group is past this generation; false when that takes too long, or never will.
+bool ThreadGroup::spin_past(uint64_t generation) const {
+  constexpr int looks = 64;
+  if (spin_.count() == 0) return false;
+  const auto deadline = std::chrono::steady_clock::now() + spin_;
+  do {
+    for (int i = 0; i < looks; ++i) {
+      if (generation_.load(std::memory_order_acquire) != generation) return true;
+      pause();
+    }
+    std::this_thread::yield();  // on a busy machine the rank that is waited for may need this core
+  } while (!aborted_ && std::chrono::steady_clock::now() < deadline);
+  return false;
+}
+
 void ThreadGroup::barrier(int rank, const char* operation) {
-  std::unique_lock lock(mutex_);
-  if (aborted_) throw_aborted();
-  arrived_[rank] = true;
-  if (++waiting_ == size_) {
-    waiting_ = 0;
-    arrived_.assign(arrived_.size(), false);
-    ++generation_;
-    changed_.notify_all();
+  const uint64_t mine = generation_.load(std::memory_order_acquire);  // stays until this rank has arrived
+  if (aborted_) {
+    std::unique_lock lock(mutex_);
+    throw_aborted();
+  }
+  arrived_[rank] = mine + 1;
+  if (waiting_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
+    waiting_.store(0, std::memory_order_relaxed);
+    generation_ = mine + 1;
+    // A rank counts itself before it looks at the generation for the last time, so that either it sees the new one or we see it.
+    if (sleeping_ > 0) {
+      std::unique_lock lock(mutex_);
+      changed_.notify_all();
+    }
     return;
   }
-  uint64_t mine = generation_;
-  auto deadline = std::chrono::steady_clock::now() + timeout_;
-  bool in_time = changed_.wait_until(lock, deadline, [&] { return aborted_ || generation_ != mine; });
+  if (spin_past(mine)) return;
+  std::unique_lock lock(mutex_);
+  ++sleeping_;
+  bool in_time = changed_.wait_until(lock, std::chrono::steady_clock::now() + timeout_, [&] { return aborted_ || generation_ != mine; });
+  --sleeping_;
   if (generation_ != mine) return;
-  if (!in_time) time_out(lock, std::string(operation) + ", to which rank " + missing_ranks() + " did not come");
+  if (!in_time) time_out(lock, std::string(operation) + ", to which rank " + missing_ranks(mine) + " did not come");
   throw_aborted();
 }
 
@@ -196,8 +232,8 @@ void ThreadGroup::abort(const std::string& reason) {
   {
     std::unique_lock lock(mutex_);
     if (aborted_) return;
-    aborted_ = true;
     reason_ = reason;
+    aborted_ = true;
     for (auto& [key, channel] : channels_) channel.sends.clear(), channel.receives.clear();
     for (auto& child : children_) {
       if (auto held = child.lock()) children.push_back(held);
@@ -207,15 +243,12 @@ void ThreadGroup::abort(const std::string& reason) {
   for (auto& child : children) child->abort(reason);
 }
 
-bool ThreadGroup::aborted() const {
-  std::unique_lock lock(mutex_);
-  return aborted_;
-}
-
-void ThreadGroup::add_child(const std::shared_ptr<ThreadGroup>& child) {
+std::shared_ptr<ThreadGroup> ThreadGroup::make_child(int size) {
+  auto child = std::make_shared<ThreadGroup>(size, timeout_, spin_);
   std::unique_lock lock(mutex_);
   std::erase_if(children_, [](const auto& held) { return held.expired(); });
   children_.push_back(child);
+  return child;
 }
 
 }  // namespace fretsaw

@@ -1,5 +1,6 @@
 // What the ranks of a thread communicator share: message queues, a barrier, the collectives' posts and the abort flag.
 #pragma once
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -38,7 +39,9 @@ class ThreadRequest : public Request {
 
 class ThreadGroup : public std::enable_shared_from_this<ThreadGroup> {
  public:
-  ThreadGroup(int size, std::chrono::milliseconds timeout) : timeout_(timeout), posts_(size), requests_(size), size_(size) {}
+  // `spin`: how long a rank looks for the others before it sleeps, as waking a thread takes longer than most collectives.
+  ThreadGroup(int size, std::chrono::milliseconds timeout, std::chrono::microseconds spin)
+      : timeout_(timeout), spin_(spin), posts_(size), requests_(size), arrived_(size), size_(size) {}
 
   int size() const { return size_; }
   RequestPtr start(bool is_send, const std::byte* from_bytes, std::byte* to_bytes, size_t size, int from, int to, int tag);
@@ -64,9 +67,9 @@ class ThreadGroup : public std::enable_shared_from_this<ThreadGroup> {
   std::vector<std::shared_ptr<ThreadGroup>> made;  // by rank: the group a split gives it
 
   void abort(const std::string& reason);
-  bool aborted() const;
-  void add_child(const std::shared_ptr<ThreadGroup>& child);
-  std::chrono::milliseconds timeout() const { return timeout_; }
+  bool aborted() const { return aborted_; }
+  // A group of some of these ranks, which is aborted with this one.
+  std::shared_ptr<ThreadGroup> make_child(int size);
 
  private:
   using Key = std::tuple<int, int, int>;  // from, to, tag
@@ -79,20 +82,24 @@ class ThreadGroup : public std::enable_shared_from_this<ThreadGroup> {
   void forget(ThreadRequest& request);
   [[noreturn]] void throw_aborted() const;
   [[noreturn]] void time_out(std::unique_lock<std::mutex>& lock, const std::string& what);
-  std::string missing_ranks() const;
+  bool spin_past(uint64_t generation) const;
+  std::string missing_ranks(uint64_t generation) const;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   const std::chrono::milliseconds timeout_;
-  bool aborted_ = false;
+  const std::chrono::microseconds spin_;
+  std::atomic<bool> aborted_{false};  // set under the mutex, after the reason
   std::string reason_;
   std::map<Key, Channel> channels_;
   std::vector<Post> posts_;
   std::vector<std::vector<std::shared_ptr<ThreadRequest>>> requests_;  // by rank, used again when nobody else holds them
-  std::vector<bool> arrived_ = std::vector<bool>(static_cast<size_t>(posts_.size()), false);
   std::vector<std::weak_ptr<ThreadGroup>> children_;
-  uint64_t generation_ = 0;
-  int waiting_ = 0;
+  // The barrier. The last rank to arrive raises the generation; those that have waited long enough sleep until it tells them.
+  std::vector<std::atomic<uint64_t>> arrived_;  // by rank: the generation that follows its last arrival, for messages
+  alignas(64) std::atomic<int> waiting_{0};
+  std::atomic<int> sleeping_{0};
+  alignas(64) std::atomic<uint64_t> generation_{0};  // apart from what arriving ranks write
   const int size_;
 };
 

@@ -218,6 +218,29 @@ TEST_P(CommunicatorTest, ReduceScatter) {
   });
 }
 
+// Each rank chooses for itself whether its result replaces what it gave.
+TEST_P(CommunicatorTest, SomeRanksInPlace) {
+  const int n = size();
+  on_ranks([&](Communicator& c) {
+    for (int round = 0; round < 2 * n; ++round) {
+      const size_t count = 50000;  // several pieces of every rank's share
+      std::vector<int> in(count), other(count), exchanged, expected;
+      for (size_t i = 0; i < count; ++i) in[i] = c.rank() + static_cast<int>(i);
+      std::vector<int>& out = c.rank() == round % n ? in : other;
+      c.all_reduce(bytes(std::as_const(in)), bytes(out), DType::int32, Reduction::sum);
+      for (size_t i = 0; i < count; ++i) ASSERT_EQ(out[i], n * (n - 1) / 2 + n * static_cast<int>(i));
+      for (int r = 0; r < n; ++r) {
+        exchanged.push_back(c.rank() * 100 + r);
+        expected.push_back(r * 100 + c.rank());
+      }
+      std::vector<int> apart(exchanged.size());
+      std::vector<int>& result = c.rank() == round % n ? exchanged : apart;
+      c.all_to_all(bytes(std::as_const(exchanged)), bytes(result));
+      ASSERT_EQ(result, expected);
+    }
+  });
+}
+
 TEST_P(CommunicatorTest, AllToAll) {
   on_ranks([&](Communicator& c) {
     std::vector<int> in, expected;

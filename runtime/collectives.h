@@ -1,0 +1,37 @@
+// Collectives inside a rank's graph: AllReduce, AllGather, ReduceScatter, AllToAll and Broadcast of the domain ai.fretsaw.
+//
+//   AllGather(X){axis="tensor", tensor_axis=1, sizes=[3, 2]}     X on rank 0: [4, 3], on rank 1: [4, 2]
+//
+//   send   rank 0: X                    4 * 3 elements           a block has the size of the largest part
+//          rank 1: X, then padding      4 * 2 elements, 4 unused
+//   gather both:   block 0, block 1
+//   Y      both:   [4, 5], row by row out of the blocks
+//
+// Parts of one size that lie whole in the tensor (axis 0, or only axes of size 1 before it) are sent and received where they are.
+#pragma once
+#include <array>
+#include <vector>
+
+#include "runtime/program.h"
+
+namespace fretsaw {
+
+bool is_collective(const Node& node);
+// The kernel that runs the collective `c.node()` with the ranks along its mesh axis, and counts it. `rank` must outlive it. Throws Error
+// when the node's attributes don't fit the mesh.
+CompiledKernel make_collective(const CompileContext& c, RankContext& rank);
+
+// What a rank had called and counted before a program ran.
+class CollectiveCounts {
+ public:
+  explicit CollectiveCounts(const RankContext& rank);
+  // A program is to run again, because a shape was inferred wrongly; so are the collectives it has run. That is right only when every rank
+  // does the same from the same place: throws Error when the others don't.
+  void agree_to_repeat(RankContext& rank) const;
+
+ private:
+  std::array<int64_t, 3> calls_{};  // by group: a mesh has three axes
+  std::vector<CommunicationCount> communication_;
+};
+
+}  // namespace fretsaw
