@@ -209,7 +209,7 @@ class Cutter {
 
 }  // namespace
 
-std::optional<Cut> find_cut(const CutProblem& problem) {
+std::optional<StageCut> find_cut(const CutProblem& problem) {
   auto n = static_cast<int>(problem.time_us.size());
   if (problem.stages < 1 || problem.stages > n) return std::nullopt;
   Cutter cutter(problem);
@@ -241,7 +241,7 @@ std::optional<Cut> find_cut(const CutProblem& problem) {
     std::vector<int> lighter = cutter.least_sending(high * (1 + 1e-9), memory);
     if (!lighter.empty()) best = std::move(lighter);
   }
-  return Cut{best, cutter.slowest(best)};
+  return StageCut{best, cutter.slowest(best)};
 }
 
 int64_t least_memory_bytes(const CutProblem& problem) {

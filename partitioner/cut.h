@@ -27,12 +27,12 @@ struct CutProblem {
   double link_bytes_per_us = 1, link_latency_us = 0;
   std::optional<int64_t> memory_bytes;  // weights and the most activations alive at once, of each stage
 };
-struct Cut {
+struct StageCut {
   std::vector<int> ends;  // of each stage: one past its last unit
   double slowest_us = 0;  // time and sending of the slowest stage
 };
 // nullopt: no cut has so many stages, none of them empty, within the memory.
-std::optional<Cut> find_cut(const CutProblem& problem);
+std::optional<StageCut> find_cut(const CutProblem& problem);
 // The least memory for each stage with which a cut exists; stages must not exceed units.
 int64_t least_memory_bytes(const CutProblem& problem);
 

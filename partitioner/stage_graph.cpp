@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "graph/annotations.h"
 #include "graph/communication_schemas.h"
+#include "graph/value_parts.h"
 
 namespace fretsaw {
 namespace {
@@ -39,6 +41,7 @@ class StageBuilder {
     body.swap(graph_->nodes);
     for (Border& b : parts_.receives) add_receive(b);
     graph_->nodes.insert(graph_->nodes.end(), body.begin(), body.end());
+    record_parts(*model_);
     return model_;
   }
 
@@ -50,6 +53,7 @@ class StageBuilder {
     Value* w = graph_->add_value(v->name, v->type);
     w->source = v->source;
     w->constant = v->constant;
+    w->part = v->part;
     copies_[v] = w;
     return w;
   }
@@ -78,6 +82,7 @@ class StageBuilder {
   GraphPtr copy_body(const Graph& body) {
     GraphPtr copied = clone(body, &copies_);  // what it uses from outside is found in the map
     copied->parent = graph_.get();
+    remove_annotations(*copied);  // they name configurations of the source
     return copied;
   }
   AttributeValue copy_attribute(const AttributeValue& value) {

@@ -11,6 +11,7 @@
 #include "graph/errors.h"
 #include "graph/sizes.h"
 #include "partitioner/cost.h"
+#include "partitioner/sharding/search.h"
 #include "partitioner/stage_graph.h"
 
 namespace fretsaw {
@@ -213,7 +214,7 @@ void note_shared_weights(const std::vector<PlanGraph>& graphs, std::vector<std::
 
 }  // namespace
 
-void build_stages(const Model& model, const GraphIndex& index, const StageAssignment& a, Plan& plan) {
+void build_stages(const Model& model, const GraphIndex& index, const StageAssignment& a, Plan& plan, int tensor) {
   check_assignment(index, a);
   split_groups(index, a);
   Placement placement(index, a);
@@ -241,6 +242,10 @@ void build_stages(const Model& model, const GraphIndex& index, const StageAssign
     PlanGraph& graph = plan.graphs.emplace_back();
     graph.stage = static_cast<int>(s);
     graph.file = fmt::format("stage{}.onnx", s);
+    if (plan.mesh.tensor > 1) {
+      graph.coordinates = {{"tensor", tensor}};
+      graph.file = fmt::format("stage{}.tensor{}.onnx", s, tensor);
+    }
     graph.model = build_stage_graph(model, parts[s], static_cast<int>(s));
     for (Route& route : plan.routes) {  // the names that the borders were given
       if (route.from_stage == static_cast<int>(s)) route.from_name = parts[s].name_of_send(route.tag);
@@ -292,13 +297,28 @@ int64_t peak_activation_bytes(const Graph& graph) {
   return peak;
 }
 
+double collective_us(const Node& node, int ranks, const Target& target) {
+  if (node.op == "Send" || node.op == "Recv") return 0;
+  if (node.op == "AllReduce") return all_reduce_us(static_cast<double>(type_bytes(node.input(0)->type)), ranks, target);
+  const Value* whole = node.op == "AllGather" ? node.out(0) : node.input(0);
+  return one_way_us(static_cast<double>(type_bytes(whole->type)), ranks, target);
+}
+
+// Of ranks that share a stage the one with the most counts.
+void take_larger(StageEstimate& stage, const StageEstimate& rank) {
+  stage.flops = std::max(stage.flops, rank.flops);
+  stage.time_us = std::max(stage.time_us, rank.time_us);
+  stage.weight_bytes = std::max(stage.weight_bytes, rank.weight_bytes);
+  stage.activation_bytes = std::max(stage.activation_bytes, rank.activation_bytes);
+}
+
 }  // namespace
 
 void estimate_stages(Plan& plan, const Target& target) {
-  plan.stages.assign(plan.graphs.size(), {});
+  plan.stages.clear();
   const DimSizes sizes = micro_batch_sizes(plan);
   for (const PlanGraph& g : plan.graphs) {
-    StageEstimate& e = plan.stages[static_cast<size_t>(g.stage)];
+    StageEstimate e;
     std::map<int, std::vector<const Node*>> groups;
     auto add = [&](const std::vector<const Node*>& nodes) {
       Cost cost = cost_of(nodes, target);
@@ -307,7 +327,10 @@ void estimate_stages(Plan& plan, const Target& target) {
     };
     const GraphPtr graph = ones_suffice(*g.model->graph, sizes) ? g.model->graph : with_sizes(*g.model, sizes).graph;
     for (const Node* node : graph->nodes) {
-      if (node->domain == kCommunicationDomain) continue;
+      if (node->domain == kCommunicationDomain) {
+        e.time_us += collective_us(*node, plan.mesh.tensor, target);
+        continue;
+      }
       if (node->group >= 0)
         groups[node->group].push_back(node);
       else
@@ -318,6 +341,8 @@ void estimate_stages(Plan& plan, const Target& target) {
     for (const Value* v : graph->initializers())
       if (weights.insert(v->constant.get()).second) e.weight_bytes += static_cast<int64_t>(v->constant->bytes());
     e.activation_bytes = peak_activation_bytes(*graph);
+    if (plan.stages.size() <= static_cast<size_t>(g.stage)) plan.stages.resize(static_cast<size_t>(g.stage) + 1);
+    take_larger(plan.stages[static_cast<size_t>(g.stage)], e);
   }
   for (const Route& r : plan.routes) plan.stages[static_cast<size_t>(r.from_stage)].send_bytes += type_bytes(with_sizes(r.type, sizes));
 }

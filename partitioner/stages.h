@@ -18,7 +18,8 @@ void check_assignment(const GraphIndex& index, const StageAssignment& assignment
 
 // Fills graphs, routes, inputs' stages, outputs and notes of the plan. A stage graph takes what it needs of the source's inputs and
 // `recv:VALUE` for every value that comes from another stage; it gives the source's outputs that it makes and `send:VALUE>STAGE`.
-void build_stages(const Model& model, const GraphIndex& index, const StageAssignment& assignment, Plan& plan);
+// With a tensor axis the graphs are those of the rank `tensor` of it.
+void build_stages(const Model& model, const GraphIndex& index, const StageAssignment& assignment, Plan& plan, int tensor = 0);
 
 // Times and sizes of one micro-batch, from the stage graphs.
 void estimate_stages(Plan& plan, const Target& target);

@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <unordered_set>
 
+#include "graph/communication_schemas.h"
+#include "graph/sizes.h"
 #include "tools/model_summary.h"
 #include "tools/text.h"
 
@@ -17,12 +19,13 @@ std::map<std::string, int> mesh_axes(const Mesh& mesh) {
   return {{"data", mesh.data}, {"pipeline", mesh.pipeline}, {"tensor", mesh.tensor}};
 }
 
-// Bytes of the initializers that some graphs name, shared ones once: tensors of one name are one.
+// Bytes of the initializers that some graphs name, shared ones once: tensors of one name and shape are one.
 class WeightCount {
  public:
   void add(const Graph& graph) {
     for (const Value& value : graph.all_values()) {
-      if (value.is_constant() && names_.insert(value.source_name()).second)
+      // Parts of one tensor that differ are two: a rank may hold it whole and in part.
+      if (value.is_constant() && names_.insert(value.source_name() + to_string(value.constant->dims)).second)
         bytes_ += saturating_bytes(value.constant->dtype, value.constant->dims);
     }
     for (const Node* node : graph.nodes)
@@ -98,12 +101,30 @@ std::vector<RankSummary> rank_summaries(const Plan& plan) {
   return ranks;
 }
 
-// One Send for each route, for each micro-batch; the lowest rank of the stage counts.
+// What one micro-batch does on the lowest rank of each stage: one Send for each route, and the collectives of its graphs.
 std::vector<CommunicationCount> communication(const Plan& plan) {
-  if (plan.routes.empty()) return {};
-  CommunicationCount sends{"Send", "pipeline", static_cast<int64_t>(plan.routes.size()), 0};
-  for (const StageEstimate& stage : plan.stages) sends.bytes += stage.send_bytes;
-  return {sends};
+  std::vector<CommunicationCount> counts;
+  auto add = [&](const std::string& op, const std::string& axis, int64_t count, int64_t bytes) {
+    auto same = std::find_if(counts.begin(), counts.end(), [&](const CommunicationCount& c) { return c.op == op && c.axis == axis; });
+    if (same == counts.end()) same = counts.insert(counts.end(), {op, axis, 0, 0});
+    same->count += count;
+    same->bytes += bytes;
+  };
+  for (const StageEstimate& stage : plan.stages)
+    if (!plan.routes.empty()) add("Send", "pipeline", 0, stage.send_bytes);
+  if (!plan.routes.empty()) counts.front().count = static_cast<int64_t>(plan.routes.size());
+  const DimSizes sizes = micro_batch_sizes(plan);
+  for (const PlanGraph& graph : plan.graphs) {
+    const auto tensor = graph.coordinates.find("tensor");
+    if (tensor != graph.coordinates.end() && tensor->second != 0) continue;
+    for (const Node* node : graph.model->graph->nodes) {
+      if (node->domain != kCommunicationDomain || node->op == "Send" || node->op == "Recv") continue;
+      const Type type = with_sizes(node->op == "AllGather" ? node->out(0)->type : node->input(0)->type, sizes);
+      const int64_t bytes = type.shape ? saturating_bytes(type.dtype, dims_of(*type.shape)) : 0;
+      add(node->op, node->get_string("axis", "tensor"), 1, bytes);
+    }
+  }
+  return counts;
 }
 
 int64_t nodes_of_stage(const Plan& plan, int stage) {
@@ -114,8 +135,10 @@ int64_t nodes_of_stage(const Plan& plan, int stage) {
 
 int64_t weights_of_stage(const Plan& plan, int stage) {
   WeightCount weights;
-  for (const PlanGraph& graph : plan.graphs)
-    if (graph.stage == stage) weights.add(*graph.model->graph);
+  for (const PlanGraph& graph : plan.graphs) {
+    const auto tensor = graph.coordinates.find("tensor");
+    if (graph.stage == stage && (tensor == graph.coordinates.end() || tensor->second == 0)) weights.add(*graph.model->graph);
+  }
   return weights.bytes();
 }
 

@@ -1,7 +1,5 @@
 // Runs ONNX's own node tests through partition() and Session, against a list of those that are known to fail: node_tests FOLDER LIST
 // [NAME...]. Fails when a test that is not on the list fails, and when one that is on it passes: the list may only shrink.
-#include <poll.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -10,7 +8,6 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <thread>
 
 #include "graph/io.h"
 #include "partitioner/partition.h"
@@ -75,38 +72,6 @@ std::vector<std::string> list_cases(const std::string& folder) {
   return names;
 }
 
-// Every case's outcome, from one child process a core. Tests that fail must not disturb each other, so each worker has every n-th case.
-std::map<std::string, std::string> run_all(const std::string& folder, const std::vector<std::string>& names) {
-  const size_t count = std::max(1U, std::min(8U, std::thread::hardware_concurrency()));
-  std::vector<std::unique_ptr<Worker>> workers;
-  for (size_t w = 0; w < count; ++w) {
-    std::vector<std::string> share;
-    for (size_t i = w; i < names.size(); i += count) share.push_back(names[i]);
-    if (!share.empty())
-      workers.push_back(std::make_unique<Worker>(share, [&](const std::string& name) { return run_case(fs::path(folder) / name); }));
-  }
-  std::map<std::string, std::string> outcomes;
-  const auto report = [&](const std::string& name, const std::string& why) { outcomes[name] = why; };
-  for (;;) {
-    std::vector<pollfd> descriptors;
-    std::vector<Worker*> waiting;
-    for (const auto& worker : workers) {
-      if (worker->finished()) continue;
-      descriptors.push_back({worker->descriptor(), POLLIN, 0});
-      waiting.push_back(worker.get());
-    }
-    if (waiting.empty()) return outcomes;
-    poll(descriptors.data(), descriptors.size(), 1000);
-    for (size_t i = 0; i < waiting.size(); ++i) {
-      if (descriptors[i].revents) {
-        waiting[i]->take(report);
-      } else {
-        waiting[i]->end_if_stuck(std::chrono::seconds(60), report);
-      }
-    }
-  }
-}
-
 void write_counts(size_t passed, size_t failed, const std::string& line) {
   const char* folder = std::getenv("FRETSAW_TEST_RESULTS");
   if (!folder) return;
@@ -118,7 +83,8 @@ int run(const std::string& folder, const std::string& list, const std::vector<st
   std::set<std::string> excluded = read_list(list);
   const std::vector<std::string> names = only.empty() ? list_cases(folder) : only;
   size_t passed = 0, wrong = 0;
-  for (const auto& [name, why] : run_all(folder, names)) {
+  for (const auto& [name, why] : run_in_workers(
+           names, [&](const std::string& name) { return run_case(fs::path(folder) / name); }, std::chrono::seconds(60))) {
     const bool listed = excluded.erase(name) > 0;
     passed += why.empty();
     if (why.empty() == listed) {

@@ -1,13 +1,17 @@
 // A child process that runs cases one after another and reports each; what takes it down counts against the case it was in.
 #include "tests/node_tests/worker.h"
 
+#include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <stdexcept>
+#include <thread>
 
 namespace fretsaw {
 
@@ -84,6 +88,35 @@ void Worker::end_if_stuck(std::chrono::seconds limit, const std::function<void(c
   stop();
   advance("no answer in " + std::to_string(limit.count()) + " s", report);
   start();
+}
+
+std::map<std::string, std::string> run_in_workers(const std::vector<std::string>& names, const RunCase& run, std::chrono::seconds limit) {
+  const size_t count = std::max(1U, std::min(8U, std::thread::hardware_concurrency()));
+  std::vector<std::unique_ptr<Worker>> workers;
+  for (size_t w = 0; w < count; ++w) {
+    std::vector<std::string> share;
+    for (size_t i = w; i < names.size(); i += count) share.push_back(names[i]);
+    if (!share.empty()) workers.push_back(std::make_unique<Worker>(share, run));
+  }
+  std::map<std::string, std::string> outcomes;
+  const auto report = [&](const std::string& name, const std::string& why) { outcomes[name] = why; };
+  for (;;) {
+    std::vector<pollfd> descriptors;
+    std::vector<Worker*> waiting;
+    for (const auto& worker : workers) {
+      if (worker->finished()) continue;
+      descriptors.push_back({worker->descriptor(), POLLIN, 0});
+      waiting.push_back(worker.get());
+    }
+    if (waiting.empty()) return outcomes;
+    poll(descriptors.data(), descriptors.size(), 1000);
+    for (size_t i = 0; i < waiting.size(); ++i) {
+      if (descriptors[i].revents)
+        waiting[i]->take(report);
+      else
+        waiting[i]->end_if_stuck(limit, report);
+    }
+  }
 }
 
 }  // namespace fretsaw

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -40,5 +41,8 @@ class Worker {
   std::string buffer_;
   std::chrono::steady_clock::time_point since_;
 };
+
+// Every case's outcome, from one child process a core. Cases that fail must not disturb each other, so each worker has every n-th case.
+std::map<std::string, std::string> run_in_workers(const std::vector<std::string>& names, const RunCase& run, std::chrono::seconds limit);
 
 }  // namespace fretsaw

@@ -75,7 +75,7 @@ CutProblem random_problem(std::mt19937& rng, int units, int stages) {
   return p;
 }
 
-TEST(Cut, EqualsTheBestOfAllCuts) {
+TEST(StageCut, EqualsTheBestOfAllCuts) {
   std::mt19937 rng(7);
   for (int round = 0; round < 600; ++round) {
     int units = 1 + round % 10, stages = 1 + static_cast<int>(rng() % 5);
@@ -93,7 +93,7 @@ TEST(Cut, EqualsTheBestOfAllCuts) {
       }
       if (best < 0 || slowest < best) best = slowest;
     });
-    std::optional<Cut> cut = find_cut(p);
+    std::optional<StageCut> cut = find_cut(p);
     ASSERT_EQ(cut.has_value(), best >= 0) << "round " << round;
     if (!cut) continue;
     ASSERT_EQ(static_cast<int>(cut->ends.size()), stages);
@@ -110,7 +110,7 @@ TEST(Cut, EqualsTheBestOfAllCuts) {
   }
 }
 
-TEST(Cut, LeastMemoryEqualsThatOfAllCuts) {
+TEST(StageCut, LeastMemoryEqualsThatOfAllCuts) {
   std::mt19937 rng(11);
   for (int round = 0; round < 200; ++round) {
     int units = 2 + round % 8, stages = 1 + static_cast<int>(rng() % static_cast<unsigned>(units));
@@ -130,7 +130,7 @@ TEST(Cut, LeastMemoryEqualsThatOfAllCuts) {
 }
 
 // Of two cuts that are equally fast the one that sends less.
-TEST(Cut, SendsLittleWhereItCanChoose) {
+TEST(StageCut, SendsLittleWhereItCanChoose) {
   CutProblem p;
   p.stages = 2;
   p.time_us = {10, 0, 0, 10};
@@ -142,7 +142,7 @@ TEST(Cut, SendsLittleWhereItCanChoose) {
   EXPECT_EQ(find_cut(p)->ends, (std::vector<int>{2, 4}));
 }
 
-TEST(Cut, IsQuickForManyUnits) {
+TEST(StageCut, IsQuickForManyUnits) {
   std::mt19937 rng(3);
   CutProblem p;
   p.stages = 16;
@@ -156,7 +156,7 @@ TEST(Cut, IsQuickForManyUnits) {
   p.link_bytes_per_us = 100;
   p.memory_bytes = kUnits * 100;
   auto start = std::chrono::steady_clock::now();
-  std::optional<Cut> cut = find_cut(p);
+  std::optional<StageCut> cut = find_cut(p);
   double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   ASSERT_TRUE(cut);
   double total = 0;

@@ -1,0 +1,40 @@
+// Follows channels-last values from the operators that make them.
+#include "partitioner/sharding/channels_last.h"
+
+#include <algorithm>
+#include <string_view>
+#include <unordered_set>
+
+#include "graph/catalogue.h"
+#include "graph/communication_schemas.h"
+
+namespace fretsaw {
+namespace {
+
+bool is_image(const Value* v) {
+  return v && v->type.is_tensor() && v->type.dtype == DType::float32 && v->type.shape && v->type.shape->size() == 4;
+}
+
+bool makes_images(const Node& node) {
+  static constexpr std::string_view kOps[] = {"Conv", "ConvTranspose", "MaxPool", "AveragePool"};
+  return node.domain.empty() && std::find(std::begin(kOps), std::end(kOps), node.op) != std::end(kOps);
+}
+
+bool exchanges_parts(const Node& node) {
+  return node.domain == kCommunicationDomain && (node.op == "AllReduce" || node.op == "AllGather" || node.op == "ReduceScatter");
+}
+
+}  // namespace
+
+void mark_channels_last(Graph& graph) {
+  std::unordered_set<const Value*> images;
+  for (Node* node : graph.nodes) {
+    const bool from_image = std::any_of(node->inputs.begin(), node->inputs.end(), [&](const Value* v) { return images.count(v) > 0; });
+    const bool collective = exchanges_parts(*node);
+    if (!is_image(node->out(0)) || !(makes_images(*node) || (from_image && (collective || role_of(*node) == Role::elementwise)))) continue;
+    images.insert(node->out(0));
+    if (collective) node->set("channels_last", int64_t{1});
+  }
+}
+
+}  // namespace fretsaw

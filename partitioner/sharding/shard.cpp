@@ -1,0 +1,203 @@
+// Search, rewrite, and proof: every local shape must be what inference finds; a node where it is not is given whole tensors.
+#include "partitioner/sharding/shard.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "graph/catalogue.h"
+#include "graph/communication_schemas.h"
+#include "graph/errors.h"
+#include "graph/passes.h"
+#include "partitioner/sharding/channels_last.h"
+#include "partitioner/sharding/rewrite.h"
+#include "partitioner/sharding/search.h"
+#include "partitioner/sharding/strategies.h"
+
+namespace fretsaw {
+namespace {
+
+bool contradicts(const Type& expected, const Type& inferred) {
+  if (!expected.is_tensor() || !inferred.is_tensor() || !expected.shape || !inferred.shape) return false;
+  if (expected.shape->size() != inferred.shape->size()) return true;
+  for (size_t d = 0; d < expected.shape->size(); ++d) {
+    const Dim &e = (*expected.shape)[d], &i = (*inferred.shape)[d];
+    if (e.known() && i.known() && e.value != i.value) return true;
+  }
+  return false;
+}
+
+struct WrongNode {
+  std::string name, why;
+};
+// The first node whose part came out with another shape than it must have.
+std::optional<WrongNode> first_wrong_node(const Model& local) {
+  std::unordered_map<const Value*, Value*> copies;
+  Model copy;
+  copy.opsets = local.opsets;
+  copy.functions = local.functions;
+  copy.graph = clone(*local.graph, &copies);
+  const ShapeFacts facts = infer_shapes(copy, {.evaluate = nullptr, .keep_hints = false, .name_unknown = true});
+  for (const Node* node : local.graph->nodes) {
+    for (const Finding& f : facts.faults)
+      if (f.node == node->name) return WrongNode{node->name, f.message};
+    for (const Value* v : node->outputs)
+      if (v && contradicts(v->type, copies.at(v)->type))
+        return WrongNode{node->name, fmt::format("its part '{}' should be {} and would be {}", v->name, to_string(v->type),
+                                                 to_string(copies.at(v)->type))};
+  }
+  return std::nullopt;
+}
+
+const Node* find_node(const Graph& graph, const std::string& name) {
+  for (const Node* node : graph.nodes)
+    if (node->name == name) return node;
+  return nullptr;
+}
+
+// The value's form by --shard; nullopt: the value is another view of the tensor. Throws Error where the dimension can't be cut.
+std::optional<Sharding> pinned_form(const Value& v, const std::string& name, const PinnedTensor& pin, int ranks) {
+  if (!v.type.is_tensor() || !v.type.shape || v.type.shape->size() != pin.axes.size()) return std::nullopt;
+  Sharding sharding;
+  const auto at = std::find(pin.axes.begin(), pin.axes.end(), "tensor");
+  if (at == pin.axes.end()) return sharding;
+  sharding.kind = Sharding::Kind::cut;
+  sharding.dim = static_cast<int>(at - pin.axes.begin());
+  const Dim& dim = (*v.type.shape)[static_cast<size_t>(sharding.dim)];
+  if (!dim.known() || dim.value <= 1)
+    throw Error(fmt::format("--shard cuts dimension {} of '{}', whose size is {}", sharding.dim, name,
+                            dim.known() ? std::to_string(dim.value) : "not known"),
+                dim.known() ? "cut another dimension" : "fix the size by --shape, or cut another dimension", ErrorCode::usage);
+  sharding.cut = even_cut(dim.value, ranks);
+  return sharding;
+}
+
+std::unordered_map<const Value*, Sharding> find_pins(const Graph& graph, const ShardOptions& options, std::vector<std::string>& notes) {
+  std::unordered_map<const Value*, Sharding> pins;
+  std::map<std::string, const Value*> seen;
+  std::set<std::string> fit;
+  if (options.pins.empty()) return pins;
+  for (const Value& v : graph.all_values()) {
+    const auto it = options.pins.find(v.source_name());
+    if (it == options.pins.end()) continue;
+    seen.try_emplace(it->first, &v);
+    if (auto sharding = pinned_form(v, it->first, it->second, options.ranks)) {
+      pins[&v] = std::move(*sharding);
+      fit.insert(it->first);
+    }
+  }
+  for (const auto& [name, pin] : options.pins) {
+    const auto at = seen.find(name);
+    if (at == seen.end()) {
+      notes.push_back(fmt::format("--shard {} has nothing to do: no such tensor is left when the model is normalised", name));
+    } else if (!fit.count(name)) {
+      throw Error(fmt::format("--shard names {} dimensions of '{}', which is {}", pin.axes.size(), name, to_string(at->second->type)),
+                  "give an axis or _ for each dimension", ErrorCode::usage);
+    }
+  }
+  return pins;
+}
+
+Form form_once_made(const Strategies& strategies, const Value* v, Form made) {
+  const auto pin = strategies.pins.find(v);
+  return pin == strategies.pins.end() ? made : pin->second;
+}
+
+void describe(const Graph& graph, const Strategies& strategies, const std::vector<int>& chosen, ShardedModel& result) {
+  auto note = [&](const Value* v, Form form) {
+    if (!v || form == kWhole || !v->type.shape) return;
+    result.shardings[v->source_name()] = strategies.forms.sharding(form).text(v->type.shape->size(), "tensor");
+  };
+  std::map<std::string, std::vector<std::string>> whole;  // reason -> nodes
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    const Node& node = *graph.nodes[i];
+    const NodeStrategies& own = strategies.nodes[i];
+    const Strategy& s = own.all[static_cast<size_t>(chosen[i])];
+    for (size_t k = 0; k < node.inputs.size(); ++k)
+      if (node.inputs[k] && node.inputs[k]->constant) note(node.inputs[k], s.inputs[k]);
+    for (size_t k = 0; k < node.outputs.size(); ++k) note(node.outputs[k], form_once_made(strategies, node.outputs[k], s.outputs[k]));
+    const std::string what = fmt::format("'{}' ({})", node.name, node.op);
+    if (own.weighty && !own.divisible && s.kind == Strategy::Kind::whole)
+      whole[own.rule.unknown.empty() ? "no dimension of it can be divided" : own.rule.unknown].push_back(what);
+    if (s.kind == Strategy::Kind::factor || s.kind == Strategy::Kind::divided) {
+      const Cut& cut = strategies.forms.cut(s.cut);
+      const std::string& factor = own.rule.factors[static_cast<size_t>(s.factor)].name;
+      if (!own.weighty) continue;
+      if (cut.overlaps())
+        result.notes.push_back(
+            fmt::format("node {}: {} of size {} is less than {} ranks, neighbours hold the same", what, factor, cut.size, cut.ranks()));
+      else if (!cut.even())
+        result.notes.push_back(
+            fmt::format("node {}: {} of size {} is cut unevenly, {} on the first rank", what, factor, cut.size, cut.part_size(0)));
+    }
+  }
+  for (const auto& [reason, nodes] : whole)
+    result.notes.push_back(fmt::format("replicated on every rank, as {}: {}{}", reason,
+                                       fmt::join(nodes.begin(), nodes.begin() + static_cast<long>(std::min<size_t>(nodes.size(), 3)), ", "),
+                                       nodes.size() > 3 ? fmt::format(" and {} more", nodes.size() - 3) : ""));
+}
+
+std::vector<NodePins> chosen_operands(const Graph& graph, const Strategies& strategies, const std::vector<int>& chosen) {
+  std::vector<NodePins> all(graph.nodes.size());
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    const Node& node = *graph.nodes[i];
+    const Strategy& s = strategies.nodes[i].all[static_cast<size_t>(chosen[i])];
+    all[i].inputs.resize(node.inputs.size());
+    all[i].outputs.resize(node.outputs.size());
+    if (std::all_of(node.outputs.begin(), node.outputs.end(), [&](const Value* v) { return !v || strategies.derived_constants.count(v); }))
+      continue;
+    for (size_t k = 0; k < node.inputs.size(); ++k)
+      if (node.inputs[k]) all[i].inputs[k] = strategies.forms.sharding(s.inputs[k]);
+    for (size_t k = 0; k < node.outputs.size(); ++k)
+      if (node.outputs[k]) all[i].outputs[k] = strategies.forms.sharding(form_once_made(strategies, node.outputs[k], s.outputs[k]));
+  }
+  return all;
+}
+
+}  // namespace
+
+ShardedModel shard(const Model& model, const Graph& costed, const ShardOptions& options) {
+  register_communication_schemas();
+  const Graph& graph = *model.graph;
+  StrategyOptions wanted;
+  wanted.ranks = options.ranks;
+  std::vector<std::string> notes;
+  wanted.pins = find_pins(graph, options, notes);
+  wanted.operands = options.operands;
+  wanted.to_divide = options.to_divide;
+  for (const auto& [name, reason] : options.kept_whole)
+    if (const Node* node = find_node(graph, name)) wanted.kept_whole[node] = reason;
+  while (true) {
+    const Strategies strategies = find_strategies(graph, wanted);
+    const std::vector<int> chosen = choose_strategies(strategies, {graph, costed, options.target, strategies.pins});
+    ShardedModel result;
+    std::optional<WrongNode> wrong;
+    for (int rank = 0; rank < options.ranks; ++rank) {
+      result.models.push_back(local_model(model, {strategies, chosen, strategies.pins}, rank));
+      if (rank == 0 || rank == options.ranks - 1) wrong = first_wrong_node(result.models.back());
+      if (wrong) break;
+    }
+    if (!wrong) {
+      for (Model& local : result.models) {
+        mark_channels_last(*local.graph);
+        mark_groups(local);
+      }
+      result.pin_notes = notes;
+      result.pin_notes.insert(result.pin_notes.end(), strategies.notes.begin(), strategies.notes.end());
+      describe(graph, strategies, chosen, result);
+      for (const auto& [node, reason] : wanted.kept_whole) result.kept_whole[node->name] = reason;
+      for (const Node* node : graph.nodes)
+        if (const auto kept = wanted.kept_whole.find(node); kept != wanted.kept_whole.end())
+          result.notes.push_back(fmt::format("node '{}' ({}) is given whole tensors: {}", node->name, node->op, kept->second));
+      result.operands = chosen_operands(graph, strategies, chosen);
+      return result;
+    }
+    const Node* node = find_node(graph, wrong->name);
+    if (!node || !wanted.kept_whole.try_emplace(node, wrong->why).second)
+      throw Error(fmt::format("node '{}' can't be divided over {} ranks: {}", wrong->name, options.ranks, wrong->why),
+                  "use a smaller tensor axis; please report the model");
+  }
+}
+
+}  // namespace fretsaw
