@@ -129,7 +129,8 @@ OpSchema with_reduction(OpSchema schema) {
 }
 
 OpSchema border(const char* name, const char* doc, const char* peer) {
-  return base(name, doc).Attr("peer", peer, AttributeProto::INT).Attr("tag", "The number of the route in plan.json", AttributeProto::INT);
+  return channels_last(
+      base(name, doc).Attr("peer", peer, AttributeProto::INT).Attr("tag", "The number of the route in plan.json", AttributeProto::INT));
 }
 
 void register_all() {

@@ -14,6 +14,7 @@
 
 #include "graph/errors.h"
 #include "graph/io.h"
+#include "graph/merge.h"
 #include "graph/plan_json.h"
 
 namespace fretsaw {
@@ -145,6 +146,7 @@ void write_plan(const Plan& plan, const std::string& folder_name, const WritePla
     write.external_above = SIZE_MAX;
     write_model(*plan.annotated, (temporary.path() / "annotated.onnx").string(), write);
   }
+  if (plan.whole) write_model(*plan.whole, (temporary.path() / kWholeFile).string());
   write_text(temporary.path() / "plan.json", plan_to_json(plan));
   replace_folder(temporary, folder);
 }

@@ -39,8 +39,8 @@ struct Cut {
   bool in_order() const;    // the parts one after the other are the whole
 };
 
-// Parts that differ by one at most, larger ones first. Where there are fewer indexes than ranks, neighbours share one: each rank has what
-// its even share of something `size` times finer lies in.
+// Parts that differ by one at most; the first is the largest. Where there are fewer indexes than ranks, neighbours share one: each rank has
+// what its even share of something `size` times finer lies in.
 Cut even_cut(int64_t size, int ranks);
 // The cut of a dimension (outer, factor, inner) that follows from the factor's: outer blocks of `size * inner`, each cut alike.
 Cut widen(const Cut& factor, int64_t outer, int64_t inner);

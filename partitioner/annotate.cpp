@@ -81,6 +81,7 @@ bool same(const Sharding& a, const Sharding& b) {
 class Lies {
  public:
   Lies(const Graph& source, const Annotating& a) : a_(a), same_(source, a.normalised) {
+    position_.reserve(a.normalised.nodes.size());
     for (size_t i = 0; i < a.normalised.nodes.size(); ++i) position_[a.normalised.nodes[i]] = i;
   }
 
@@ -105,6 +106,7 @@ class Lies {
     return (place.output ? pins.outputs : pins.inputs)[place.index];
   }
   int batch_axis(const Value* v) const {
+    if (a_.plan.mesh.data == 1) return -1;
     const auto axis = a_.facts.axes.find(v);
     const bool plain = axis != a_.facts.axes.end() && !axis->second.mixed && axis->second.outer == DimProduct(1);
     return plain ? axis->second.axis : -1;
@@ -115,24 +117,24 @@ class Lies {
   std::unordered_map<const Node*, size_t> position_;
 };
 
-void annotate_node(Node& node, int stage, const Lies& lies, const Mesh& mesh) {
-  NodeAnnotation annotation{kOwnConfiguration, stage, {}};
+// The specs of a node's operands; what they can't say becomes the node's metadata.
+std::vector<TensorAnnotation> specs_of(Node& node, int stage, const Lies& lies, const Mesh& mesh) {
   std::vector<std::vector<int64_t>> devices;
   for (int d = 0; d < mesh.data; ++d) {
     devices.emplace_back();
     for (int t = 0; t < mesh.tensor; ++t) devices.back().push_back(mesh.rank(d, stage, t));
   }
-  std::set<std::string> done;
+  std::vector<TensorAnnotation> specs;
+  std::set<const Value*> done;
   for (const auto* values : {&node.inputs, &node.outputs})
     for (const Value* v : *values) {
-      if (!v || v->name.empty() || !done.insert(v->name).second) continue;
+      if (!v || v->name.empty() || !done.insert(v).second) continue;
       const std::optional<Lie> lie = lies.of(node, *v);
       if (!lie) continue;
-      if (lie->sharding.kind != Sharding::Kind::pending)
-        annotation.tensors.push_back(spec_of(v->name, lie->sharding, lie->batch_axis, devices));
+      if (lie->sharding.kind != Sharding::Kind::pending) specs.push_back(spec_of(v->name, lie->sharding, lie->batch_axis, devices));
       if (!fits_spec(lie->sharding)) node.metadata[kCutOfTensor + v->name] = lie->sharding.text(lie->rank, "tensor");
     }
-  set_annotations(node, {annotation});
+  return specs;
 }
 
 // Nodes of the cut graph that do not run where a reader of the annotations would put them.
@@ -140,6 +142,7 @@ StageExceptions stage_exceptions(const Graph& source, const std::vector<int>& st
   StageExceptions exceptions;
   if (a.assignment.stages == 1) return exceptions;
   std::unordered_map<std::string, int> stage_of_value;
+  stage_of_value.reserve(source.nodes.size());
   for (size_t i = 0; i < source.nodes.size(); ++i)
     for (const Value* v : source.nodes[i]->outputs)
       if (v) stage_of_value[v->name] = stage[i];
@@ -158,8 +161,13 @@ std::shared_ptr<Model> annotate(Model source, const std::unordered_map<std::stri
   const std::vector<int> stage = node_stages(graph, stage_of_value, a.assignment.stages);
   remove_annotations(graph);  // what the source says for other configurations goes with them
   remove_metadata(*model);
-  const Lies lies(graph, a);
-  for (size_t i = 0; i < graph.nodes.size(); ++i) annotate_node(*graph.nodes[i], stage[i], lies, a.plan.mesh);
+  std::optional<Lies> lies;  // one device a stage has everything
+  if (a.plan.mesh.data * a.plan.mesh.tensor > 1) lies.emplace(graph, a);
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    NodeAnnotation annotation{kOwnConfiguration, stage[i], {}};
+    if (lies) annotation.tensors = specs_of(*graph.nodes[i], stage[i], *lies, a.plan.mesh);
+    set_annotations(*graph.nodes[i], {annotation});
+  }
   set_device_configurations(*model, {DeviceConfiguration{kOwnConfiguration, a.plan.mesh.size(), {}}});
   write_metadata(a.plan, a.options, stage_exceptions(graph, stage, a), a.history, *model);
   model->ir_version = std::max(model->ir_version, kIrWithAnnotations);

@@ -22,8 +22,9 @@ struct Annotating {
   const StageAssignment& assignment;
   const PlanHistory& history;
 };
-// Every node of the source gets its stage, and a sharding spec for each operand whose lie is decided; values between nodes that were
-// fused have none. `stage_of_value`: the stage that makes a value of the plan's graphs, by source name. Large weights are left out.
+// Every node of the source gets its stage and, where stages have several devices, a sharding spec for each operand whose lie is decided;
+// values between nodes that were fused have none. `stage_of_value`: the stage that makes a value of the plan's graphs, by source name.
+// Large weights are left out.
 std::shared_ptr<Model> annotate(Model source, const std::unordered_map<std::string, int>& stage_of_value, const Annotating& a);
 
 }  // namespace fretsaw

@@ -8,14 +8,17 @@
 #include <set>
 
 #include "graph/errors.h"
+#include "graph/merge.h"
 #include "graph/sizes.h"
 #include "partitioner/annotate.h"
+#include "partitioner/assign.h"
 #include "partitioner/batch.h"
 #include "partitioner/cost.h"
+#include "partitioner/from_annotations.h"
+#include "partitioner/plan_metadata.h"
 #include "partitioner/schedules.h"
+#include "partitioner/sharding/shard.h"
 #include "partitioner/stages.h"
-#include "partitioner/units.h"
-#include "partitioner/user_cut.h"
 
 namespace fretsaw {
 namespace {
@@ -23,8 +26,6 @@ namespace {
 void check_options(const PartitionOptions& o) {
   if (o.mesh.data < 1 || o.mesh.pipeline < 1 || o.mesh.tensor < 1)
     throw Error("a mesh axis is below 1", "give each axis at least one rank", ErrorCode::usage);
-  if (o.mesh.tensor > 1)
-    throw Error(fmt::format("a mesh with tensor={} is not supported", o.mesh.tensor), "use pipeline=N or data=N", ErrorCode::usage);
   if (o.micro_batches < 1) throw Error(fmt::format("{} micro-batches are asked for", o.micro_batches), "use at least 1", ErrorCode::usage);
   if (o.memory_bytes && *o.memory_bytes <= 0) throw Error("--memory is not positive", "give the memory of one device", ErrorCode::usage);
   if (!o.cuts.empty() && o.mesh.pipeline > 1 && static_cast<int>(o.cuts.size()) != o.mesh.pipeline - 1)
@@ -32,6 +33,26 @@ void check_options(const PartitionOptions& o) {
                 "give one --cut for each boundary", ErrorCode::usage);
   for (const auto& cut : o.cuts)
     if (cut.empty()) throw Error("a --cut names no value", "name the values after which a stage ends", ErrorCode::usage);
+}
+
+// Tensors that --shard names must be there; normalising may take them away later.
+void check_pins(const Graph& source, const PartitionOptions& options, std::vector<std::string>& notes) {
+  if (options.pins.empty()) return;
+  std::map<std::string, const Value*> values;
+  for (const Value& v : source.all_values()) values.try_emplace(v.name, &v);
+  for (const auto& [name, pin] : options.pins) {
+    if (!values.count(name))
+      throw Error(fmt::format("--shard names '{}', and there is no such tensor", name), "name an input, a weight or the result of a node",
+                  ErrorCode::usage);
+    if (options.mesh.tensor == 1) notes.push_back(fmt::format("--shard {} has nothing to do: the mesh has no tensor axis", name));
+  }
+}
+
+void check_annotated(const PartitionOptions& o) {
+  if (!o.from_annotations && !o.configuration.empty())
+    throw Error("--configuration chooses among annotations", "add --from-annotations", ErrorCode::usage);
+  if (o.from_annotations && !o.cuts.empty())
+    throw Error("--cut and --from-annotations both say where stages end", "use one of them", ErrorCode::usage);
 }
 
 std::vector<Pass> preparing_passes() {
@@ -216,66 +237,6 @@ std::map<std::string, Dims> static_inputs(const Graph& graph) {
   return shapes;
 }
 
-std::optional<int64_t> memory_limit(const PartitionOptions& options, const Target& target) {
-  return options.memory_bytes ? options.memory_bytes : target.memory_bytes;
-}
-
-Error too_many_stages(int wanted, size_t possible, const std::string& tied_by) {
-  std::string why = tied_by.empty() ? "" : fmt::format(" (nodes around {} stay together)", tied_by);
-  return Error(fmt::format("{} stages are asked for and {} {} possible{}", wanted, possible, possible == 1 ? "is" : "are", why),
-               "use fewer stages");
-}
-
-StageAssignment automatic_assignment(const GraphIndex& index, const SizedGraph& sized, int stages, std::optional<int64_t> memory) {
-  Units units;
-  std::optional<CutProblem> problem;
-  // Whole groups where they suffice; else groups are opened, and then even nodes that could be copied count.
-  for (UnitOptions options : {UnitOptions{false, false}, {true, false}, {true, true}}) {
-    units = make_units(index, sized, options);
-    if (static_cast<int>(units.members.size()) < stages) continue;
-    problem = make_cut_problem(units, sized);
-    break;
-  }
-  if (!problem) throw too_many_stages(stages, units.members.size(), units.tied_by);
-  problem->stages = stages;
-  problem->memory_bytes = memory;
-  std::optional<Cut> cut = find_cut(*problem);
-  if (!cut)
-    throw Error(fmt::format("the model does not fit: {} stages need {} bytes on a device, and {} are available", stages,
-                            least_memory_bytes(*problem), memory.value_or(0)),
-                "use more stages, or devices with more memory");
-  StageAssignment a;
-  a.stages = stages;
-  a.order = units.order;
-  a.stage_of.assign(index.nodes.size(), -1);
-  int begin = 0;
-  for (int s = 0; s < stages; ++s) {
-    for (int u = begin; u < cut->ends[static_cast<size_t>(s)]; ++u)
-      for (int m : units.members[static_cast<size_t>(u)]) a.stage_of[static_cast<size_t>(m)] = s;
-    begin = cut->ends[static_cast<size_t>(s)];
-  }
-  return a;
-}
-
-// One stage: every node, in file order; nothing is copied, even what nobody needs stays.
-StageAssignment single_stage(const GraphIndex& index) {
-  StageAssignment a;
-  a.stage_of.assign(index.nodes.size(), 0);
-  for (size_t i = 0; i < index.nodes.size(); ++i) a.order.push_back(static_cast<int>(i));
-  return a;
-}
-
-StageAssignment assign(const GraphIndex& index, const Graph& costed, const Graph& source, const PartitionOptions& options,
-                       const Target& target, int stages) {
-  if (stages == 1) return single_stage(index);
-  std::optional<GraphIndex> other;
-  if (&costed != &index.graph) other.emplace(costed);
-  SizedGraph sized(other ? *other : index, target);
-  if (options.cuts.empty()) return automatic_assignment(index, sized, stages, memory_limit(options, target));
-  std::vector<int> order = make_units(index, sized, {.open_groups = true}).order;
-  return user_assignment(index, source, options.cuts, order, copied_nodes(index));
-}
-
 void check_memory(const Plan& plan, std::optional<int64_t> memory) {
   if (!memory) return;
   for (size_t s = 0; s < plan.stages.size(); ++s) {
@@ -299,6 +260,19 @@ std::unordered_map<std::string, int> makers(const Plan& plan) {
   return stage_of;
 }
 
+// The graphs of another tensor rank: the same nodes in the same stages, with other parts of the weights.
+void add_rank(const Model& local, const StageAssignment& assignment, int tensor, Plan& plan) {
+  Plan other;
+  other.inputs = plan.inputs;
+  other.outputs = plan.outputs;
+  other.mesh = plan.mesh;
+  GraphIndex index(*local.graph);
+  build_stages(local, index, assignment, other, tensor);
+  if (other.routes.size() != plan.routes.size())
+    throw Error("the ranks' graphs differ", "this is a fault of fretsaw; please report the model");
+  for (PlanGraph& graph : other.graphs) plan.graphs.push_back(std::move(graph));
+}
+
 // Times a step that is no pass.
 class Timer {
  public:
@@ -318,7 +292,9 @@ class Timer {
 
 }  // namespace
 
-Plan partition(Model model, const PartitionOptions& options) {
+Plan partition(Model model, const PartitionOptions& given_options) {
+  check_annotated(given_options);
+  PartitionOptions options = given_options.from_annotations ? with_metadata(given_options, model) : given_options;
   check_options(options);
   Target target = load_target(options.target);
   Plan plan;
@@ -333,6 +309,15 @@ Plan partition(Model model, const PartitionOptions& options) {
   make_schedule(options.schedule, {1, 1, {{}}, {0}});  // a wrong name is said before the work is done
   for (const Value* v : model.graph->initializers()) plan.structure_only = plan.structure_only || v->constant->is_missing();
   Model source = clone(model);
+  std::optional<Annotations> annotations;
+  if (options.from_annotations) {
+    annotations = read_annotations(source, options);
+    options.mesh = plan.mesh = annotations->mesh;
+  }
+  PlanHistory history;
+  if (annotations) history.unfollowed = annotations->notes;
+  check_pins(*source.graph, options, history.unfollowed);
+  remove_metadata(model);
 
   GivenBatch given(model, options);
   set_input_shapes(model, options.shapes);
@@ -351,27 +336,51 @@ Plan partition(Model model, const PartitionOptions& options) {
     if (facts.batch >= 0) check_batch(facts.batch, options);
   }
   plan.batch = facts.batch;
-  plan.notes = model.notes;
+  plan.notes.insert(plan.notes.end(), model.notes.begin(), model.notes.end());
   plan.notes.insert(plan.notes.end(), facts.notes.begin(), facts.notes.end());
   describe_borders(*model.graph, facts, plan);
+  ShardedModel sharded;
+  if (options.mesh.tensor > 1) {
+    Timer timer("shard", *model.graph);
+    infer_shapes(model, {.name_unknown = true});
+    const Model sized = at_likely_sizes(model, facts, whole, options.mesh.data * options.micro_batches, plan.notes);
+    ShardOptions wanted{options.mesh.tensor, target, options.pins, {}, {}, {}};
+    if (annotations) pin_operands(*annotations, *source.graph, *model.graph, wanted, history.unfollowed);
+    sharded = shard(model, *sized.graph, wanted);
+    history.kept_whole = sharded.kept_whole;
+    history.unfollowed.insert(history.unfollowed.end(), sharded.pin_notes.begin(), sharded.pin_notes.end());
+    plan.shardings = sharded.shardings;
+    plan.notes.insert(plan.notes.end(), sharded.notes.begin(), sharded.notes.end());
+  }
+  const std::vector<Model>& locals = sharded.models;  // of each tensor rank
+  const Model& first = locals.empty() ? model : locals.front();
   {
     Timer timer("cut", *model.graph);
     if (options.note_sizes) note_assumptions(*model.graph, micro_batch_sizes(plan), plan.notes);
     Model sized;
     bool resize = plan.mesh.pipeline > 1 && (facts.batch > 0 || !likely_sizes_are_one(*model.graph));
-    if (resize) sized = at_likely_sizes(model, facts, whole, options.mesh.data * options.micro_batches, plan.notes);
-    GraphIndex index(*model.graph);
-    StageAssignment assignment = assign(index, resize ? *sized.graph : *model.graph, *source.graph, options, target, plan.mesh.pipeline);
-    build_stages(model, index, assignment, plan);
+    if (resize) sized = at_likely_sizes(first, facts, whole, options.mesh.data * options.micro_batches, plan.notes);
+    GraphIndex index(*first.graph);
+    StageAssignment assignment = assign(index, resize ? *sized.graph : *first.graph, *source.graph, options,
+                                        annotations ? &*annotations : nullptr, target, plan.mesh.pipeline);
+    if (assignment.stages < plan.mesh.pipeline)
+      history.unfollowed.push_back(
+          fmt::format("of {} annotated stages {} are left: nothing remains of the others when the model is normalised", plan.mesh.pipeline,
+                      assignment.stages));
+    plan.mesh.pipeline = assignment.stages;
+    build_stages(first, index, assignment, plan);
+    for (size_t t = 1; t < locals.size(); ++t) add_rank(locals[t], assignment, static_cast<int>(t), plan);
+    Timer annotating("annotate", *source.graph);
+    plan.annotated =
+        annotate(std::move(source), makers(plan),
+                 {plan, options, *model.graph, facts, locals.empty() ? nullptr : &sharded.operands, index, assignment, history});
   }
+  plan.notes.insert(plan.notes.begin(), history.unfollowed.begin(), history.unfollowed.end());
   estimate_stages(plan, target);
   check_memory(plan, memory_limit(options, target));
   plan.schedule = make_schedule(options.schedule, schedule_problem(plan));
   verify(plan.schedule, schedule_problem(plan));
-  {
-    Timer timer("annotate", *source.graph);
-    plan.annotated = annotate(std::move(source), makers(plan), plan.mesh.pipeline);
-  }
+  plan.whole = without_weights(std::move(model));
   return plan;
 }
 

@@ -2,11 +2,13 @@
 #pragma once
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "graph/passes.h"
 #include "graph/plan.h"
+#include "partitioner/sharding/shard.h"
 
 namespace fretsaw {
 
@@ -25,6 +27,10 @@ struct PartitionOptions {
   bool note_sizes = true;                      // say which sizes the figures assume
   std::map<std::string, Dims> shapes;          // --shape
   std::string target = "cpu";                  // cpu, h100, h200 or a JSON file
+  std::map<std::string, PinnedTensor> pins;    // --shard: by source name
+  bool from_annotations = false;               // the model's own annotations say mesh, stages and shardings; a mesh given here wins
+  std::string configuration;                   // which of them; empty: the only one
+  std::set<std::string> told;                  // options that the user gave, even if as they are without: "--micro-batches"
   std::optional<int64_t> memory_bytes;         // --memory, of each device
 };
 

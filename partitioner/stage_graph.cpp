@@ -99,6 +99,7 @@ class StageBuilder {
     node->set("axis", std::string("pipeline"));
     node->set("peer", int64_t{b.peer});
     node->set("tag", int64_t{b.tag});
+    if (b.channels_last) node->set("channels_last", int64_t{1});
   }
   void add_send(Border& b) {
     b.name = graph_->fresh_name(fmt::format("send:{}>{}", b.value->name, b.peer));

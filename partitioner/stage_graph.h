@@ -12,6 +12,7 @@ struct Border {
   Value* value = nullptr;  // of the source graph
   int peer = 0;            // the stage on the other side
   int tag = 0;             // of the route
+  bool channels_last = false;
   std::string name;        // the graph input or output in the stage's graph, once it is built
 };
 struct StageParts {

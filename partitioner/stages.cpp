@@ -10,6 +10,7 @@
 #include "graph/communication_schemas.h"
 #include "graph/errors.h"
 #include "graph/sizes.h"
+#include "partitioner/channels_last.h"
 #include "partitioner/cost.h"
 #include "partitioner/sharding/search.h"
 #include "partitioner/stage_graph.h"
@@ -219,6 +220,7 @@ void build_stages(const Model& model, const GraphIndex& index, const StageAssign
   split_groups(index, a);
   Placement placement(index, a);
   std::vector<StageParts> parts = placement.take();
+  const std::unordered_set<const Value*> images = channels_last_values(*model.graph);
   // Routes in the order of their makers' stages; tags from 1.
   for (size_t from = 0; from < parts.size(); ++from) {
     auto& sends = parts[from].sends;
@@ -226,8 +228,9 @@ void build_stages(const Model& model, const GraphIndex& index, const StageAssign
     for (Border& send : sends) {
       auto to = static_cast<size_t>(send.peer);
       send.tag = static_cast<int>(plan.routes.size()) + 1;
+      send.channels_last = images.count(send.value) > 0;
       for (Border& receive : parts[to].receives)
-        if (receive.value == send.value) receive.tag = send.tag;
+        if (receive.value == send.value) receive.tag = send.tag, receive.channels_last = send.channels_last;
       Route& route = plan.routes.emplace_back();
       route.tag = send.tag;
       route.from_stage = static_cast<int>(from);

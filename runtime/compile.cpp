@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "graph/communication_schemas.h"
 #include "graph/errors.h"
 #include "kernels/cpu/reorder.h"
 #include "runtime/collectives.h"
@@ -19,18 +20,21 @@ using Place = Slot::Place;
 
 class Compiler {
  public:
-  Compiler(Specialised specialised, RankContext& rank)
-      : specialised_(std::move(specialised)), rank_(rank), program_(std::make_unique<Program>()) {
+  // `border`: the graph that was specialised, which still has its Recv and Send nodes.
+  Compiler(Specialised specialised, const Graph& border, RankContext& rank)
+      : specialised_(std::move(specialised)), border_(border), rank_(rank), program_(std::make_unique<Program>()) {
     program_->model = specialised_.model;
   }
 
-  std::unique_ptr<Program> run() {
+  // `templates`: the inputs before the graph was specialised.
+  std::unique_ptr<Program> run(const std::vector<Value*>& templates) {
     Graph& graph = *program_->model->graph;
     consumers_ = consumers_of(graph);
     for (const Value* v : graph.outputs) graph_outputs_.insert(v);
-    add_inputs();
+    add_inputs(templates);
     for (const auto& unit : units(graph)) add_unit(unit);
-    for (const Value* v : graph.outputs) program_->outputs.push_back(slot_in(v, Layout::plain));
+    for (size_t i = 0; i < graph.outputs.size(); ++i)
+      program_->outputs.push_back(slot_in(graph.outputs[i], layout_of_output(*border_.outputs[i])));
     place_values(*program_, overwrites_);
     connect();
     return std::move(program_);
@@ -55,12 +59,14 @@ class Compiler {
     return slot;
   }
 
-  void add_inputs() {
-    for (const Value* v : specialised_.inputs) {
+  void add_inputs(const std::vector<Value*>& templates) {
+    for (size_t i = 0; i < specialised_.inputs.size(); ++i) {
+      const Value* v = specialised_.inputs[i];
       int slot = -1;
       if (v && (consumers_.count(v) || graph_outputs_.count(v))) {
         Slot made = slot_of_type(v->type, Place::input);
         made.external = true;
+        made.layout = layout_of_input(*templates[i], border_);
         slot = add_slot(std::move(made));
         main_slot_[v] = slot;
       }
@@ -298,6 +304,7 @@ class Compiler {
   };
 
   Specialised specialised_;
+  const Graph& border_;
   RankContext& rank_;
   std::unique_ptr<Program> program_;
   Consumers consumers_;
@@ -314,7 +321,28 @@ class Compiler {
 std::unique_ptr<Program> compile_program(const Model& model, const std::vector<Value*>& inputs, const std::vector<InputSpec>& specs,
                                          const std::set<std::string>& distrusted, RankContext& rank) {
   ++rank.compiled_programs;
-  return Compiler(specialise(model, inputs, specs, distrusted, rank), rank).run();
+  return Compiler(specialise(model, inputs, specs, distrusted, rank), *model.graph, rank).run(inputs);
+}
+
+namespace {
+
+bool is_border(const Node* node, const char* op) {
+  return node && node->domain == kCommunicationDomain && node->op == op;
+}
+Layout layout_at(const Node& border) {
+  return border.get_int("channels_last", 0) != 0 ? Layout::nhwc : Layout::plain;
+}
+
+}  // namespace
+
+Layout layout_of_input(const Value& graph_input, const Graph& graph) {
+  for (const Node* node : graph.nodes)
+    if (is_border(node, "Recv") && node->input(0) == &graph_input) return layout_at(*node);
+  return Layout::plain;
+}
+
+Layout layout_of_output(const Value& graph_output) {
+  return is_border(graph_output.producer, "Send") ? layout_at(*graph_output.producer) : Layout::plain;
 }
 
 }  // namespace fretsaw

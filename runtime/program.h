@@ -153,6 +153,10 @@ class ProgramCache {
   static constexpr size_t kept_programs = 8;
 };
 
+// How the values at the border of a stage's graph lie: channels last where their Recv or Send says so, plain otherwise.
+Layout layout_of_input(const Value& graph_input, const Graph& graph);
+Layout layout_of_output(const Value& graph_output);
+
 // --- parts of compiling (each in a file of its name) ---
 // specialise.cpp: the template with these inputs, shapes inferred, constants folded, constant branches inlined.
 struct Specialised {

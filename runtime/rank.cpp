@@ -82,7 +82,7 @@ void Rank::add_stage(int number, const SessionOptions& options) {
 void Rank::find_crossings() {
   for (const Route& route : plan_->routes) {
     int from = pipeline_rank_of(*plan_, route.from_stage), to = pipeline_rank_of(*plan_, route.to_stage);
-    Crossing crossing{&route, -1, 0, 0};
+    Crossing crossing{&route, -1, 0, 0, Layout::plain};
     if (from == pipeline_) {
       const Stage& source = stage(route.from_stage);
       crossing.place = place_of(source.model->graph->outputs, route.from_name, route.from_stage);
@@ -94,6 +94,8 @@ void Rank::find_crossings() {
       Stage& target = stage(route.to_stage);
       crossing.place = place_of(target.model->graph->inputs, route.to_name, route.to_stage);
       crossing.peer_rank = from == pipeline_ ? -1 : plan_->mesh.rank(data_, from, tensor_);
+      const Graph& graph = *target.model->graph;
+      crossing.layout = layout_of_input(*graph.inputs[crossing.place], graph);
       target.plan_inputs[crossing.place] = -1;
       target.incoming.push_back(crossing);
     }
@@ -182,7 +184,7 @@ bool Rank::advance_receive(Stage& stage, MicroBatch& slot, size_t crossing, int 
     }
     state.has_header = true;
     RuntimeValue& value = slot.inputs[from.place];
-    make_pooled(context_.memory.pool, value, state.header.dtype, state.header.dims);
+    make_pooled(context_.memory.pool, value, state.header.dtype, state.header.dims, from.layout);
     state.request = communicator.irecv({static_cast<std::byte*>(value.tensor.data), value.tensor.bytes()}, from.peer_rank, tag);
   }
   if (wait) state.request->wait();

@@ -47,6 +47,7 @@ class Rank {
     int peer_rank = -1;     // -1: the other stage is on this rank
     size_t place = 0;       // among the stage graph's inputs (received) or outputs (sent)
     size_t peer_place = 0;  // on this rank: among the other stage's outputs
+    Layout layout = Layout::plain;
   };
   struct Receiving {
     RequestPtr request;

@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "graph/errors.h"
+#include "graph/value_parts.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/random.h"
 
@@ -53,40 +54,79 @@ uint16_t bfloat_bits(float v) {
   return static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
 }
 
-template <typename T, typename Make>
-void fill_elements(Tensor& tensor, const Philox& random, const Make& make) {
-  T* out = reinterpret_cast<T*>(mutable_data(tensor));
-  int64_t count = tensor.count();
-  parallel_for((count + 3) / 4, kGrainElements, omp_get_max_threads(), [&](int64_t begin, int64_t end) {
-    for (int64_t b = begin; b < end; ++b) {
-      auto words = random.block(static_cast<uint64_t>(b));
-      for (int64_t i = 4 * b; i < std::min(4 * b + 4, count); ++i) out[i] = make(words[static_cast<size_t>(i - 4 * b)]);
+// Which elements of a whole tensor a part has: runs of them, one for each interval of each block before the dimension that is cut.
+class Elements {
+ public:
+  explicit Elements(const Dims& dims)
+      : whole_(dims), intervals_{{0, 1}}, inner_(count_of(dims)), part_block_(inner_), whole_block_(inner_) {}
+  Elements(const Dims& dims, const ValuePart& part) : whole_(dims), intervals_(part.intervals) {
+    whole_.at(static_cast<size_t>(part.dim)) = part.size;
+    for (size_t d = static_cast<size_t>(part.dim) + 1; d < dims.size(); ++d) inner_ *= dims[d];
+    part_block_ = inner_ * size_of(intervals_);
+    whole_block_ = inner_ * part.size;
+  }
+  const Dims& whole() const { return whole_; }
+
+  // Calls run(first in the part, first in the whole, count) for the elements [begin, end) of the part.
+  template <typename Run>
+  void for_each_run(int64_t begin, int64_t end, const Run& run) const {
+    while (begin < end) {
+      const int64_t block = begin / part_block_;
+      int64_t rest = begin % part_block_;
+      for (const Interval& i : intervals_) {
+        const int64_t there = inner_ * i.size();
+        const int64_t count = std::min(there - rest, end - begin);
+        if (count > 0) {
+          run(begin, block * whole_block_ + inner_ * i.begin + rest, count);
+          begin += count;
+        }
+        rest = std::max<int64_t>(rest - there, 0);
+      }
     }
+  }
+
+ private:
+  Dims whole_;
+  Intervals intervals_;
+  int64_t inner_ = 1, part_block_ = 0, whole_block_ = 0;  // elements of one index, of all indexes of the part, of the whole
+};
+
+template <typename T, typename Make>
+void fill_elements(Tensor& tensor, const Elements& elements, const Philox& random, const Make& make) {
+  T* out = reinterpret_cast<T*>(mutable_data(tensor));
+  parallel_for(tensor.count(), 4 * kGrainElements, omp_get_max_threads(), [&](int64_t begin, int64_t end) {
+    elements.for_each_run(begin, end, [&](int64_t first, int64_t whole, int64_t count) {
+      for (int64_t b = whole / 4; 4 * b < whole + count; ++b) {
+        const auto words = random.block(static_cast<uint64_t>(b));
+        for (int64_t i = std::max(4 * b, whole); i < std::min(4 * b + 4, whole + count); ++i)
+          out[first + i - whole] = make(words[static_cast<size_t>(i - 4 * b)]);
+      }
+    });
   });
 }
 
-TensorPtr random_tensor(const Tensor& like, uint64_t key) {
+TensorPtr random_tensor(const Tensor& like, const Elements& elements, uint64_t key) {
   auto tensor = make_tensor(like.dtype, like.dims);
   tensor->name = like.name;
   Philox random(key);
-  Range range = range_of(like.dims);
+  Range range = range_of(elements.whole());
   auto real = [range](uint32_t word) { return range.low + (range.high - range.low) * (static_cast<float>(word >> 8) * 0x1p-24f); };
   switch (like.dtype) {
     case DType::float32:
-      fill_elements<float>(*tensor, random, real);
+      fill_elements<float>(*tensor, elements, random, real);
       break;
     case DType::float64:
-      fill_elements<double>(*tensor, random, [&](uint32_t w) { return static_cast<double>(real(w)); });
+      fill_elements<double>(*tensor, elements, random, [&](uint32_t w) { return static_cast<double>(real(w)); });
       break;
     case DType::float16:
-      fill_elements<_Float16>(*tensor, random, [&](uint32_t w) { return static_cast<_Float16>(real(w)); });
+      fill_elements<_Float16>(*tensor, elements, random, [&](uint32_t w) { return static_cast<_Float16>(real(w)); });
       break;
     case DType::bfloat16:
-      fill_elements<uint16_t>(*tensor, random, [&](uint32_t w) { return bfloat_bits(real(w)); });
+      fill_elements<uint16_t>(*tensor, elements, random, [&](uint32_t w) { return bfloat_bits(real(w)); });
       break;
     case DType::int8:
     case DType::uint8:
-      fill_elements<uint8_t>(*tensor, random, [](uint32_t w) { return static_cast<uint8_t>(w >> 24); });
+      fill_elements<uint8_t>(*tensor, elements, random, [](uint32_t w) { return static_cast<uint8_t>(w >> 24); });
       break;
     default:
       break;  // indexes and flags: zeros are always legal
@@ -101,17 +141,34 @@ TensorPtr generated_tensor(const Tensor& like) {
   return tensor;
 }
 
-void fill(Graph& graph, const WeightOptions& options) {
+// By initializer name; of those that are not listed the rank has the whole tensor.
+using Parts = std::map<std::string, ValuePart>;
+
+TensorPtr made_up_tensor(const Value& v, const Parts& parts, uint64_t seed) {
+  const Tensor& like = *v.constant;
+  const auto found = parts.find(v.name);
+  if (found == parts.end()) return random_tensor(like, Elements(like.dims), key_of(seed, v.source_name()));
+  const ValuePart& part = found->second;
+  if (part.of.empty()) return make_tensor(like.dtype, like.dims);  // another rank adds the tensor itself
+  const uint64_t key = key_of(seed, part.of);
+  if (part.dim < 0) return random_tensor(like, Elements(like.dims), key);
+  const auto dim = static_cast<size_t>(part.dim);
+  if (dim >= like.dims.size() || like.dims[dim] != size_of(part.intervals))
+    throw Error("the metadata entry fretsaw.parts does not fit the weight '" + v.name + "'", "partition the model again");
+  return random_tensor(like, Elements(like.dims, part), key);
+}
+
+void fill(Graph& graph, const Parts& parts, uint64_t seed) {
   for (Value& v : graph.all_values()) {
     if (!v.constant) continue;
     if (v.constant->generate && !v.constant->data) {
       v.constant = generated_tensor(*v.constant);
     } else if (v.constant->is_missing()) {
-      v.constant = random_tensor(*v.constant, key_of(options.seed, v.source_name()));
+      v.constant = made_up_tensor(v, parts, seed);
     }
   }
   for (Node* node : graph.nodes) {
-    for (const GraphPtr& body : bodies(*node)) fill(*body, options);
+    for (const GraphPtr& body : bodies(*node)) fill(*body, {}, seed);  // weights of bodies are not cut
   }
 }
 
@@ -128,7 +185,7 @@ std::shared_ptr<const Model> with_weights(const std::shared_ptr<const Model>& mo
   });
   if (complete) return model;
   auto copy = std::make_shared<Model>(clone(*model));
-  fill(*copy->graph, options);
+  fill(*copy->graph, recorded_parts(*copy), options.seed);
   return copy;
 }
 

@@ -2,6 +2,7 @@
 #include "tools/options.h"
 
 #include <CLI/App.hpp>
+#include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <cmath>
@@ -98,9 +99,10 @@ Mesh parse_mesh(const std::string& text) {
       mesh.pipeline = static_cast<int>(size);
     } else if (axis == "data") {
       mesh.data = static_cast<int>(size);
-    } else if (axis == "tensor" || axis == "spatial" || axis == "expert") {
-      if (size > 1)
-        not_supported("--mesh " + part, "this build divides stages and the batch only", "write data=" + number + " or pipeline=" + number);
+    } else if (axis == "tensor") {
+      mesh.tensor = static_cast<int>(size);
+    } else if (axis == "spatial" || axis == "expert") {
+      if (size > 1) not_supported("--mesh " + part, "this build divides the batch, stages and tensors only", "write tensor=" + number);
     } else {
       usage_error("--mesh names the unknown axis '" + axis + "'", "the axes are data, pipeline and tensor");
     }
@@ -165,6 +167,29 @@ std::map<std::string, MergeRule> parse_merges(const std::vector<std::string>& te
     rules[name] = rule;
   }
   return rules;
+}
+
+std::map<std::string, PinnedTensor> parse_shards(const std::vector<std::string>& texts) {
+  std::map<std::string, PinnedTensor> pins;
+  for (const std::string& text : texts) {
+    auto [name, spec] = parse_pair("--shard", text);
+    const std::string what = "--shard " + name;
+    std::erase(spec, ' ');
+    if (spec.size() < 2 || spec.front() != '[' || spec.back() != ']')
+      usage_error(what + ": '" + spec + "' is no sharding", "write an axis or _ for each dimension, as in [tensor,_]");
+    PinnedTensor pin;
+    if (spec != "[]")
+      for (const std::string& axis : split(spec.substr(1, spec.size() - 2), ',')) {
+        if (axis == "data" || axis == "pipeline")
+          usage_error(what + ": tensors are not cut over '" + axis + "'", "write tensor or _; the data axis divides the batch by itself");
+        if (axis != "_" && axis != "tensor") usage_error(what + " names the unknown axis '" + axis + "'", "write tensor or _");
+        pin.axes.push_back(axis == "_" ? "" : axis);
+      }
+    if (std::count(pin.axes.begin(), pin.axes.end(), "tensor") > 1)
+      usage_error(what + " cuts two dimensions over one axis", "write tensor for one dimension");
+    if (!pins.emplace(name, std::move(pin)).second) usage_error(what + " is there twice", "give one --shard for each tensor");
+  }
+  return pins;
 }
 
 std::vector<std::vector<std::string>> parse_cuts(const std::vector<std::string>& texts, const std::set<std::string>& known) {

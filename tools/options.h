@@ -28,11 +28,12 @@ CLI::Option* add_repeated(CLI::App& app, const std::string& name, std::vector<st
 // "NAME=VALUE", cut at the last '=': names of values may hold any character.
 std::pair<std::string, std::string> parse_pair(const std::string& option, const std::string& text);
 int64_t parse_integer(const std::string& option, const std::string& text);
-std::map<std::string, Dims> parse_shapes(const std::vector<std::string>& texts);       // --shape NAME=D,D,...
-Mesh parse_mesh(const std::string& text);                                              // --mesh AXIS=N,...
-int64_t parse_size_bytes(const std::string& option, const std::string& text);          // "8GiB", "500MB", "1024"
-std::map<std::string, int> parse_batch_axes(const std::vector<std::string>& texts);    // --batch NAME=AXIS|none
-std::map<std::string, MergeRule> parse_merges(const std::vector<std::string>& texts);  // --merge OUTPUT=concat[:AXIS]|mean|sum|same
+std::map<std::string, Dims> parse_shapes(const std::vector<std::string>& texts);          // --shape NAME=D,D,...
+Mesh parse_mesh(const std::string& text);                                                 // --mesh AXIS=N,...
+int64_t parse_size_bytes(const std::string& option, const std::string& text);             // "8GiB", "500MB", "1024"
+std::map<std::string, int> parse_batch_axes(const std::vector<std::string>& texts);       // --batch NAME=AXIS|none
+std::map<std::string, MergeRule> parse_merges(const std::vector<std::string>& texts);     // --merge OUTPUT=concat[:AXIS]|mean|sum|same
+std::map<std::string, PinnedTensor> parse_shards(const std::vector<std::string>& texts);  // --shard TENSOR=[AXIS|_,...]
 // --cut VALUE[,VALUE]...: a comma may also be part of a name; the longest names that are in `known` win.
 std::vector<std::vector<std::string>> parse_cuts(const std::vector<std::string>& texts, const std::set<std::string>& known);
 

@@ -19,15 +19,9 @@ struct Settings {
   std::string path, output, mesh, schedule = "gpipe", configuration, target = "cpu", memory, weights;
   int micro_batches = 1, chunks = 2;
   std::vector<std::string> cuts, shards, batches, merges, shapes;
+  std::set<std::string> told;  // options that were given
   bool from_annotations = false, structure_only = false, overwrite = false, json = false;
 };
-
-void refuse_what_is_missing(const Settings& settings) {
-  const std::string why = "this build cuts models into pipeline stages only";
-  if (!settings.shards.empty()) not_supported("--shard", why, "use --mesh pipeline=N");
-  if (settings.from_annotations) not_supported("--from-annotations", why, "use --mesh pipeline=N or --cut");
-  if (!settings.configuration.empty()) not_supported("--configuration", why, "use --mesh pipeline=N or --cut");
-}
 
 // The schedule to make, and what to say when it is not what was asked for.
 std::string schedule_of(const Settings& settings, std::vector<std::string>& notes) {
@@ -83,6 +77,10 @@ PartitionOptions options_of(const Settings& settings, const Model& model, std::v
   options.batch_axes = parse_batch_axes(settings.batches);
   options.merges = parse_merges(settings.merges);
   options.shapes = parse_shapes(settings.shapes);
+  options.pins = parse_shards(settings.shards);
+  options.from_annotations = settings.from_annotations;
+  options.configuration = settings.configuration;
+  options.told = settings.told;
   options.target = settings.target;
   if (!settings.memory.empty()) options.memory_bytes = parse_size_bytes("--memory", settings.memory);
   if (!options.cuts.empty() && settings.mesh.empty()) options.mesh.pipeline = static_cast<int>(options.cuts.size()) + 1;
@@ -90,7 +88,6 @@ PartitionOptions options_of(const Settings& settings, const Model& model, std::v
 }
 
 void partition_command(const Settings& settings) {
-  refuse_what_is_missing(settings);
   parse_mesh(settings.mesh);  // wrong usage is told before a file is opened
   if (std::filesystem::exists(settings.output) && !settings.overwrite && !std::filesystem::is_empty(settings.output))
     throw Error("there is something at this path already", "choose another folder or add --overwrite").in_file(settings.output);
@@ -126,9 +123,9 @@ void add_partition(CLI::App& app, Outcome&) {
   command->add_option("--schedule", s->schedule, "gpipe, 1f1b, interleaved, zero-bubble-h1 or zero-bubble-h2");
   command->add_option("--chunks", s->chunks, "Stages of a rank under the interleaved schedule")->check(CLI::Range(1, 1 << 20));
   add_repeated(*command, "--cut", s->cuts, "VALUE[,VALUE]...: end a stage after these values; one option a boundary");
-  add_repeated(*command, "--shard", s->shards, "TENSOR=SPEC (not in this build)");
-  command->add_flag("--from-annotations", s->from_annotations, "Cut as the model's annotations say (not in this build)");
-  command->add_option("--configuration", s->configuration, "The annotations' configuration (not in this build)");
+  add_repeated(*command, "--shard", s->shards, "TENSOR=SPEC: how a tensor lies, as W=[tensor,_]; _ is not cut");
+  command->add_flag("--from-annotations", s->from_annotations, "Cut as the model's own multi-device annotations say");
+  command->add_option("--configuration", s->configuration, "Which device configuration of the annotations");
   add_repeated(*command, "--batch", s->batches, "NAME=AXIS|none: an input's batch axis (0 without it)");
   add_repeated(*command, "--merge", s->merges, "OUTPUT=concat[:AXIS]|mean|sum|same: how an output comes together");
   add_repeated(*command, "--shape", s->shapes, "NAME=D,D,...: fix an input's dimensions");
@@ -138,7 +135,11 @@ void add_partition(CLI::App& app, Outcome&) {
   command->add_flag("--structure-only", s->structure_only, "Do not need the weights' bytes");
   command->add_flag("--overwrite", s->overwrite, "Replace the plan that is there");
   command->add_flag("--json", s->json, "Print one JSON object");
-  command->callback([s] { partition_command(*s); });
+  command->callback([s, command] {
+    for (const CLI::Option* option : command->get_options())
+      if (option->count() > 0) s->told.insert(option->get_name());
+    partition_command(*s);
+  });
 }
 
 }  // namespace fretsaw

@@ -68,16 +68,20 @@ void write_model(const Model& model, const std::string& path, const WriteOptions
   std::vector<const Tensor*> tensors = outer_weights(*model.graph);
   fs::path target(path);
   refuse_own_source(tensors, target);
-  uint64_t total = 0;
+  constexpr uint64_t kMostInline = uint64_t{1} << 30;  // well below what one file may hold
+  uint64_t total = 0, present = 0;
   bool missing = false;
   for (const Tensor* t : tensors) {
     if (t->bytes() >= kExternalFrom) total += t->bytes();
+    if (!t->is_missing()) present += t->bytes();
     missing |= t->is_missing();
   }
-  bool external = total > 0 && (missing || total > options.external_above || options.external_above == 0);
+  // Beside weights that are missing there is no external file; what is there (tables of indexes) then stands in the model's.
+  const bool keep_inline = missing && present <= kMostInline;
+  const bool external = missing || (total > 0 && (total > options.external_above || options.external_above == 0));
   google::protobuf::Arena arena;  // a large graph is millions of small messages
   onnx::ModelProto& proto = *google::protobuf::Arena::CreateMessage<onnx::ModelProto>(&arena);
-  to_proto(model, proto, !external);
+  to_proto(model, proto, !external || keep_inline);
   std::string data_name = options.external_name.empty() ? target.filename().string() + ".data" : options.external_name;
   TemporaryFile model_file(path);
   std::optional<TemporaryFile> data_file;
@@ -93,6 +97,7 @@ void write_model(const Model& model, const std::string& path, const WriteOptions
         if (t.is_missing()) set_external(*proto.mutable_graph()->mutable_initializer(static_cast<int>(i)), data_name, 0, t.bytes());
         continue;
       }
+      if (keep_inline && !t.is_missing()) continue;
       uint64_t offset = t.is_missing() ? planned : writer.append(t);
       planned = aligned_offset(offset + t.bytes(), t.bytes());
       set_external(*proto.mutable_graph()->mutable_initializer(static_cast<int>(i)), data_name, offset, t.bytes());

@@ -58,6 +58,7 @@ namespace {
 constexpr size_t kWidth = 96;           // states kept after each node
 constexpr Form kUnset = -1;             // a weight that no node has used yet
 constexpr double kGatherWeight = 1.02;  // of ways that take as long, one with sums that may become all-reduces rather than one of gathers
+constexpr double kPasses = 5;           // an operator that exchanges partial results is so many plain ones
 constexpr double kDuplicateCost = 20;   // a second form of a weight costs so many times reading it
 
 using Forms = std::u32string;  // of the live values
@@ -210,7 +211,8 @@ class Searcher {
       for (size_t k = 0; k < own.all.size(); ++k) {
         State to;
         if (!apply(node, own, own.all[k], states[s], to)) continue;
-        to.cost += time_us * own.all[k].share + own.all[k].exchanges * exchange_us;
+        const double passes = own.all[k].exchanges > 0 ? kPasses : 1;
+        to.cost += passes * time_us * own.all[k].share + own.all[k].exchanges * exchange_us;
         to.parent = static_cast<int>(s);
         to.strategy = static_cast<int>(k);
         const auto [it, is_new] = known.try_emplace(to.forms, next.size());

@@ -10,7 +10,7 @@
 #include "graph/communication_schemas.h"
 #include "graph/errors.h"
 #include "graph/passes.h"
-#include "partitioner/sharding/channels_last.h"
+#include "partitioner/channels_last.h"
 #include "partitioner/sharding/rewrite.h"
 #include "partitioner/sharding/search.h"
 #include "partitioner/sharding/strategies.h"

@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 
 #include "graph/io.h"
@@ -33,10 +34,9 @@ TEST_F(CommandTest, WrongUsageExitsWith2AndOneLine) {
       {"partition", model, "-o", path("p"), "--mesh", "pipeline"},
       {"partition", model, "-o", path("p"), "--mesh", "pipeline=0"},
       {"partition", model, "-o", path("p"), "--mesh", "rows=2"},
-      {"partition", model, "-o", path("p"), "--mesh", "tensor=2"},
-      {"partition", model, "-o", path("p"), "--mesh", "tensor=2"},
-      {"partition", model, "-o", path("p"), "--shard", "w1=[tensor,_]"},
-      {"partition", model, "-o", path("p"), "--from-annotations"},
+      {"partition", model, "-o", path("p"), "--mesh", "spatial=2"},
+      {"partition", model, "-o", path("p"), "--shard", "w1=tensor"},
+      {"partition", model, "-o", path("p"), "--configuration", "two"},
       {"partition", model, "-o", path("p"), "--schedule", "random"},
       {"partition", model, "-o", path("p"), "--memory", "much"},
       {"partition", model, "-o", path("p"), "--merge", "y=maximum"},
@@ -44,7 +44,7 @@ TEST_F(CommandTest, WrongUsageExitsWith2AndOneLine) {
       {"model", "no-such-model", "-o", path("x.onnx")},
       {"model", "mlp", "-o", path("x.onnx"), "--set", "colour=red"},
       {"train", model},
-      {"merge", path("p"), "-o", path("x.onnx")},
+      {"merge", path("p")},
   };
   for (const auto& arguments : cases) {
     const CommandResult result = fretsaw(arguments);
@@ -58,7 +58,7 @@ TEST_F(CommandTest, WrongUsageExitsWith2AndOneLine) {
 
 TEST_F(CommandTest, WhatIsNotSupportedSaysSo) {
   const std::string model = write_mlp("m.onnx", 0);
-  EXPECT_THAT(fretsaw({"partition", model, "-o", path("p"), "--mesh", "tensor=2"}).err, HasSubstr("is not supported: "));
+  EXPECT_THAT(fretsaw({"partition", model, "-o", path("p"), "--mesh", "spatial=2"}).err, HasSubstr("is not supported: "));
   EXPECT_THAT(fretsaw({"train", model, "--steps", "3"}).err, HasSubstr("is not supported: "));
   const CommandResult cuda = fretsaw({"run", model, "--device", "cuda"});
   EXPECT_EQ(cuda.exit_code, 4);
@@ -74,7 +74,9 @@ TEST_F(CommandTest, FilesAtFaultExitWith3AndAreNamed) {
       {{"check", path("bad.onnx")}, "bad.onnx"},
       {{"run", path("bad.onnx")}, "bad.onnx"},
       {{"partition", path("bad.onnx"), "-o", path("p")}, "bad.onnx"},
+      {{"partition", model, "-o", path("p"), "--from-annotations"}, "m.onnx"},
       {{"simulate", path("absent")}, "absent"},
+      {{"merge", path("absent"), "-o", path("x.onnx")}, "absent"},
       {{"run", model, "--inputs", path("absent")}, "absent"},
       {{"run", model, "--input", "x=" + path("bad.pb")}, "bad.pb"},
       {{"run", model, "--input", "z=" + path("bad.pb")}, "'z'"},
@@ -337,10 +339,72 @@ TEST_F(CommandTest, StructureOnlyPlansRunWithRandomWeights) {
   write_model(mlp(1, 256), model, {.external_above = 0});
   ASSERT_TRUE(std::filesystem::remove(path("m.onnx.data")));
   EXPECT_EQ(fretsaw({"partition", model, "-o", path("plan"), "--mesh", "pipeline=2"}).exit_code, 3);
-  const CommandResult cut = fretsaw({"partition", model, "-o", path("plan"), "--mesh", "pipeline=2", "--structure-only"});
-  ASSERT_EQ(cut.exit_code, 0) << cut.err;
-  EXPECT_EQ(fretsaw({"run", path("plan"), "--random", "1"}).exit_code, 3);
-  EXPECT_EQ(fretsaw({"run", path("plan"), "--random", "1", "--random-weights", "7", "--compare", model}).exit_code, 0);
+  for (const std::string mesh : {"pipeline=2", "tensor=2", "tensor=3"}) {
+    const CommandResult cut = fretsaw({"partition", model, "-o", path("plan"), "--mesh", mesh, "--structure-only", "--overwrite"});
+    ASSERT_EQ(cut.exit_code, 0) << mesh << cut.err;
+    EXPECT_EQ(fretsaw({"run", path("plan"), "--random", "1"}).exit_code, 3) << mesh;
+    const CommandResult run = fretsaw({"run", path("plan"), "--random", "1", "--random-weights", "7", "--compare", model});
+    EXPECT_EQ(run.exit_code, 0) << mesh << run.out << run.err;
+  }
+}
+
+TEST_F(CommandTest, MergedPlanGivesTheSourcesResults) {
+  Model source = mlp(0, 256);  // weights of more than 1 KiB, which whole.onnx leaves out
+  write_model(source, path("m.onnx"));
+  ASSERT_EQ(fretsaw({"partition", path("m.onnx"), "-o", path("plan"), "--mesh", "pipeline=2,tensor=2"}).exit_code, 0);
+  ASSERT_TRUE(std::filesystem::exists(path("plan/stage0.tensor1.onnx")));
+  const CommandResult merged = fretsaw({"merge", path("plan"), "-o", path("merged.onnx")});
+  ASSERT_EQ(merged.exit_code, 0) << merged.err;
+  EXPECT_THAT(merged.out, HasSubstr("3 nodes"));
+  const CommandResult run =
+      fretsaw({"run", path("merged.onnx"), "--random", "1", "--compare", path("m.onnx"), "--rtol", "0", "--atol", "0", "--json"});
+  ASSERT_EQ(run.exit_code, 0) << run.err << run.out;
+  EXPECT_EQ(run.json()["outputs"][0]["max_abs_diff"], 0);
+  const Model read = read_model(path("merged.onnx"));
+  std::map<std::string, TensorPtr> weights;
+  for (const Value* v : read.graph->initializers()) weights[v->name] = v->constant;
+  for (const Value* v : source.graph->initializers()) {
+    ASSERT_TRUE(weights.count(v->name)) << v->name;
+    EXPECT_EQ(std::memcmp(weights[v->name]->data, v->constant->data, v->constant->bytes()), 0) << v->name;
+  }
+}
+
+TEST_F(CommandTest, MergeRefusesWhatItCanNotDo) {
+  write_model(mlp(2, 256), path("m.onnx"));
+  ASSERT_EQ(fretsaw({"partition", path("m.onnx"), "-o", path("plan"), "--mesh", "pipeline=2,tensor=2"}).exit_code, 0);
+  const std::vector<std::string> arguments = {"merge", path("plan"), "-o", path("merged.onnx")};
+  auto expect_refused = [&](const std::vector<std::string>& line, const std::string& says) {
+    const CommandResult result = fretsaw(line);
+    EXPECT_EQ(result.exit_code, 3) << result.out;
+    EXPECT_THAT(result.err, HasSubstr(says));
+  };
+  expect_refused({"merge", path("plan"), "-o", path("plan/stage0.tensor0.onnx"), "--overwrite"}, "the plan's own folder");
+  ASSERT_EQ(fretsaw(arguments).exit_code, 0);
+  expect_refused(arguments, "merged.onnx: there is something at this path already");
+  auto again = arguments;
+  again.push_back("--overwrite");
+  EXPECT_EQ(fretsaw(again).exit_code, 0);
+
+  Model piece = read_model(path("plan/stage0.tensor1.onnx"));
+  ASSERT_EQ(piece.metadata.count("fretsaw.parts"), 1U);
+  for (Value* v : piece.graph->initializers()) v->name += "_lost";
+  piece.metadata.erase("fretsaw.parts");
+  write_model(piece, path("lost.onnx"));
+  std::filesystem::rename(path("lost.onnx"), path("plan/stage0.tensor1.onnx"));
+  expect_refused(again, "rows [128, 256) of dimension 1 of tensor 'w1' are in no file of the plan");
+  std::filesystem::remove(path("plan/whole.onnx"));
+  expect_refused(again, "the plan has no whole.onnx");
+}
+
+TEST_F(CommandTest, StructureOnlyPlansMergeWithoutWeights) {
+  write_model(mlp(2, 256), path("m.onnx"), {.external_above = 0});
+  std::filesystem::remove(path("m.onnx.data"));
+  ASSERT_EQ(fretsaw({"partition", path("m.onnx"), "-o", path("plan"), "--mesh", "tensor=2", "--structure-only"}).exit_code, 0);
+  const CommandResult merged = fretsaw({"merge", path("plan"), "-o", path("merged.onnx")});
+  ASSERT_EQ(merged.exit_code, 0) << merged.err;
+  EXPECT_THAT(merged.out, HasSubstr("note: "));
+  EXPECT_EQ(fretsaw({"run", path("merged.onnx"), "--random", "1"}).exit_code, 3);
+  EXPECT_EQ(fretsaw({"run", path("merged.onnx"), "--random", "1", "--random-weights", "7", "--compare", path("m.onnx")}).exit_code, 0);
 }
 
 TEST_F(CommandTest, SimulateBenchAndDevicesHaveTheirFields) {
@@ -383,7 +447,7 @@ TEST_F(CommandTest, ModelListsAndWrites) {
 }
 
 TEST_F(CommandTest, HelpExitsWith0) {
-  for (const char* command : {"inspect", "check", "model", "partition", "run", "simulate", "bench", "devices"}) {
+  for (const char* command : {"inspect", "check", "model", "partition", "run", "merge", "simulate", "bench", "devices"}) {
     const CommandResult help = fretsaw({command, "--help"});
     EXPECT_EQ(help.exit_code, 0) << command;
     EXPECT_THAT(help.out, HasSubstr("--help"));

@@ -48,10 +48,10 @@ TEST(Options, ShapesNamesMayHoldAnything) {
 
 TEST(Options, Mesh) {
   EXPECT_EQ(parse_mesh("pipeline=3").size(), 3);
-  EXPECT_EQ(parse_mesh("data=1,pipeline=2,tensor=1").pipeline, 2);
+  EXPECT_EQ(parse_mesh("data=1,pipeline=2,tensor=3").tensor, 3);
   EXPECT_EQ(parse_mesh("data=3,pipeline=2").data, 3);
   EXPECT_EQ(parse_mesh("").size(), 1);
-  for (const char* text : {"pipeline", "pipeline=x", "pipeline=0", "rows=2", "tensor=2", "auto"}) {
+  for (const char* text : {"pipeline", "pipeline=x", "pipeline=0", "rows=2", "tensor=0", "auto"}) {
     try {
       parse_mesh(text);
       ADD_FAILURE() << text;

@@ -405,8 +405,11 @@ TEST(Memory, LimitsStages) {
 TEST(Options, AreChecked) {
   Net net = chain(4);
   PartitionOptions options = pipeline(2);
-  options.mesh.tensor = 2;
-  EXPECT_THAT(error_of(net.model, options), HasSubstr("tensor=2"));
+  options.mesh.tensor = 0;
+  EXPECT_THAT(error_of(net.model, options), HasSubstr("axis is below 1"));
+  options = pipeline(2);
+  options.configuration = "two";
+  EXPECT_THAT(error_of(net.model, options), HasSubstr("--from-annotations"));
   options = pipeline(2);
   options.schedule = "1f1b";
   EXPECT_THAT(error_of(net.model, options), HasSubstr("training"));

@@ -1,5 +1,5 @@
 // Follows channels-last values from the operators that make them.
-#include "partitioner/sharding/channels_last.h"
+#include "partitioner/channels_last.h"
 
 #include <algorithm>
 #include <string_view>
@@ -26,15 +26,20 @@ bool exchanges_parts(const Node& node) {
 
 }  // namespace
 
-void mark_channels_last(Graph& graph) {
+std::unordered_set<const Value*> channels_last_values(const Graph& graph) {
   std::unordered_set<const Value*> images;
-  for (Node* node : graph.nodes) {
+  for (const Node* node : graph.nodes) {
     const bool from_image = std::any_of(node->inputs.begin(), node->inputs.end(), [&](const Value* v) { return images.count(v) > 0; });
-    const bool collective = exchanges_parts(*node);
-    if (!is_image(node->out(0)) || !(makes_images(*node) || (from_image && (collective || role_of(*node) == Role::elementwise)))) continue;
-    images.insert(node->out(0));
-    if (collective) node->set("channels_last", int64_t{1});
+    const bool passes = exchanges_parts(*node) || role_of(*node) == Role::elementwise;
+    if (is_image(node->out(0)) && (makes_images(*node) || (from_image && passes))) images.insert(node->out(0));
   }
+  return images;
+}
+
+void mark_channels_last(Graph& graph) {
+  const std::unordered_set<const Value*> images = channels_last_values(graph);
+  for (Node* node : graph.nodes)
+    if (exchanges_parts(*node) && images.count(node->out(0))) node->set("channels_last", int64_t{1});
 }
 
 }  // namespace fretsaw
