@@ -6,11 +6,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <mutex>
 #include <set>
 #include <sstream>
+#include <thread>
 
 #include "graph/errors.h"
 #include "graph/io.h"
@@ -125,6 +130,29 @@ void replace_folder(TemporaryFolder& done, const fs::path& folder) {
   fs::remove_all(old, error);
 }
 
+// Runs jobs on a few threads. All come to their end; the first error is thrown.
+void run_side_by_side(const std::vector<std::function<void()>>& jobs) {
+  std::atomic<size_t> next = 0;
+  std::exception_ptr failure;
+  std::mutex mutex;
+  auto work = [&] {
+    for (size_t i = next++; i < jobs.size(); i = next++) {
+      try {
+        jobs[i]();
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (!failure) failure = std::current_exception();
+      }
+    }
+  };
+  std::vector<std::thread> threads;
+  const size_t count = std::min<size_t>({jobs.size(), std::max(1U, std::thread::hardware_concurrency()), 4});
+  for (size_t t = 1; t < count; ++t) threads.emplace_back(work);
+  work();
+  for (std::thread& thread : threads) thread.join();
+  if (failure) std::rethrow_exception(failure);
+}
+
 }  // namespace
 
 void write_plan(const Plan& plan, const std::string& folder_name, const WritePlanOptions& options) {
@@ -136,17 +164,14 @@ void write_plan(const Plan& plan, const std::string& folder_name, const WritePla
   std::error_code error;
   if (folder.has_parent_path()) fs::create_directories(folder.parent_path(), error);
   TemporaryFolder temporary(folder.string() + fmt::format(".part-{}", ::getpid()));
-  for (const PlanGraph& g : plan.graphs) {
-    WriteOptions write;
-    write.external_above = 0;
-    write_model(*g.model, (temporary.path() / g.file).string(), write);
-  }
-  if (plan.annotated) {
-    WriteOptions write;
-    write.external_above = SIZE_MAX;
-    write_model(*plan.annotated, (temporary.path() / "annotated.onnx").string(), write);
-  }
-  if (plan.whole) write_model(*plan.whole, (temporary.path() / kWholeFile).string());
+  std::vector<std::function<void()>> files;
+  auto add_file = [&](const Model& model, const std::string& name, const WriteOptions& write) {
+    files.push_back([&model, path = (temporary.path() / name).string(), write] { write_model(model, path, write); });
+  };
+  for (const PlanGraph& g : plan.graphs) add_file(*g.model, g.file, {.external_above = 0});
+  if (plan.annotated) add_file(*plan.annotated, "annotated.onnx", {.external_above = SIZE_MAX});
+  if (plan.whole) add_file(*plan.whole, kWholeFile, {});
+  run_side_by_side(files);
   write_text(temporary.path() / "plan.json", plan_to_json(plan));
   replace_folder(temporary, folder);
 }

@@ -28,6 +28,7 @@ class LocalGraph {
   void define(const Value* source, Form form, Value* local);
   Form current(const Value* source) const;
   bool is_defined(const Value* source) const { return places_.count(source) > 0; }
+  bool is_output(const Value* source) const { return outputs_.count(source) > 0; }
   // The value in the form that is needed; communication and slicing are added where it is not there yet.
   Value* get(const Value* source, Form form);
 

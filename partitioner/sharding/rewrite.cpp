@@ -74,7 +74,7 @@ class Rewriter {
     TensorPtr tensor = v->constant;
     if (form == kPending && rank_ != 0) tensor = zeros_like(*tensor);
     if (forms_.is_cut(form)) tensor = part_of(tensor, forms_.dim_of(form), forms_.cut_of(form).parts[static_cast<size_t>(rank_)]);
-    const bool first = named_.insert({v, true}).second;
+    const bool first = takes_name(v, form);
     made = local_.graph().add_constant(first ? v->name : local_.graph().fresh_name(v->name), std::move(tensor));
     made->type = local_.local_type(v->type, form);
     made->source = v->source_name();
@@ -91,6 +91,12 @@ class Rewriter {
     return made;
   }
 
+  // An output of the graph has its name where it is whole, every other constant where it is first made.
+  bool takes_name(const Value* v, Form form) {
+    if (form != kWhole && local_.is_output(v)) return false;
+    return named_.insert({v, true}).second;
+  }
+
   Value* derive(const Value* v, Form form) {
     const Node& node = *v->producer;
     const NodeStrategies& own = choice_.strategies.nodes[position_.at(&node)];
@@ -101,10 +107,11 @@ class Rewriter {
       return local_.get(v, form);
     }
     emit_node(node, own, *strategy, [&](const Value* out) {
-      Value* made = local_.graph().add_value(named_.insert({out, true}).second ? out->name : local_.graph().fresh_name(out->name),
-                                             local_.local_type(out->type, form));
+      const Form own_form = strategy->outputs[static_cast<size_t>(out->output)];
+      Value* made = local_.graph().add_value(takes_name(out, own_form) ? out->name : local_.graph().fresh_name(out->name),
+                                             local_.local_type(out->type, own_form));
       made->source = out->source_name();
-      derived_[{out, form}] = made;
+      derived_[{out, own_form}] = made;
       return made;
     });
     return derived_.at({v, form});
@@ -194,7 +201,20 @@ class Rewriter {
         !elements.count(forms_.dim_of(in)) && (*shape)[static_cast<size_t>(forms_.dim_of(in))].known())
       elements[forms_.dim_of(in)] = (*shape)[static_cast<size_t>(forms_.dim_of(in))].value;
     Value*& holder = inputs[static_cast<size_t>(k)];
-    holder = local_.with_elements(holder, static_cast<int64_t>(shape->size()), elements);
+    const int64_t length = length_of(*holder, static_cast<int64_t>(shape->size()));
+    holder = local_.with_elements(holder, length, last_of(elements, static_cast<int64_t>(shape->size()) - length));
+  }
+
+  static int64_t length_of(const Value& vector, int64_t unless_known) {
+    const auto& shape = vector.type.shape;
+    return shape && shape->size() == 1 && (*shape)[0].known() ? (*shape)[0].value : unless_known;
+  }
+  // The shape of an Expand may hold the last sizes alone: those before are the operand's own.
+  static std::map<int64_t, int64_t> last_of(const std::map<int64_t, int64_t>& elements, int64_t left_out) {
+    std::map<int64_t, int64_t> last;
+    for (const auto& [at, size] : elements)
+      if (at >= left_out) last[at - left_out] = size;
+    return last;
   }
 
   // Attributes that count what is cut: groups, heads.

@@ -164,6 +164,56 @@ TEST(Shard, DepthwiseConvolutionKeepsWholeGroups) {
   }
 }
 
+// The shape of an Expand may hold the last sizes alone.
+TEST(Shard, ExpandsByTheLastSizesAlone) {
+  for (const auto& [shape, expected] : std::vector<std::pair<std::vector<int64_t>, std::vector<int64_t>>>{{{5}, {5}}, {{6, 5}, {3, 5}}}) {
+    Net net;
+    Value* h = net.op("MatMul", {net.input("x", {4, 32}), net.weight("w", {32, 6})}, "h");
+    Value* column = net.op("Unsqueeze", {h, net.ints("axis", {2})}, "column");
+    Value* wide = net.op("Expand", {column, net.ints("shape", shape)}, "wide");
+    net.output(net.op("MatMul", {net.op("Flatten", {wide}, "flat"), net.weight("down", {30, 8})}, "y"));
+    const ShardedModel model = sharded(net, 2);
+    EXPECT_EQ(collectives(model), "AllReduce 1");
+    for (const Node* node : model.models.front().graph->nodes)
+      if (node->op == "Expand") {
+        EXPECT_EQ(int_values(*node->inputs[1]->constant), expected);
+      }
+  }
+}
+
+// Constants that are outputs of the graph are whole there, under their names, however else they are cut.
+TEST(Shard, ConstantOutputsKeepTheirNames) {
+  Net net;
+  Value* turned = net.op("Transpose", {net.weight("up", {64, 16})}, "turned");
+  Value* bias = net.weight("bias", {16});
+  Value* down = net.weight("down", {64, 16});
+  Value* h = net.op("Relu", {net.op("MatMul", {net.input("x", {4, 16}), turned}, "a")}, "h");
+  for (Value* v : {net.op("Gemm", {h, down, bias}, "y"), turned, bias, down}) net.output(v);
+  for (const int ranks : {2, 3}) {
+    const ShardedModel model = sharded(net, ranks);
+    for (const Model& local : model.models)
+      for (size_t k = 0; k < net.g.outputs.size(); ++k) {
+        EXPECT_EQ(local.graph->outputs[k]->name, net.g.outputs[k]->name);
+        EXPECT_EQ(to_string(local.graph->outputs[k]->type), to_string(net.g.outputs[k]->type));
+      }
+  }
+}
+
+// Parts of one constant that differ in size: each has a cut of its own.
+TEST(Shard, SplitsAConstantIntoUnequalParts) {
+  Net net;
+  Node* split = net.g.add_node("Split", {net.weight("qkv", {64, 480}), net.ints("sizes", {288, 96, 96})}, {"q", "k", "v"},
+                               {attribute("axis", int64_t{1})});
+  Value* x = net.input("x", {4, 64});
+  std::vector<Value*> products;
+  for (Value* w : split->outputs) products.push_back(net.op("Relu", {net.op("MatMul", {x, w}, w->name + ".m")}, w->name + ".r"));
+  Value* joined = net.op("Concat", products, "joined", {attribute("axis", int64_t{1})});
+  net.output(net.op("MatMul", {joined, net.weight("down", {480, 16})}, "y"));
+  const ShardedModel model = sharded(net, 2);
+  EXPECT_EQ(collectives(model), "AllReduce 1");
+  EXPECT_TRUE(model.kept_whole.empty());
+}
+
 TEST(Shard, UnevenSizesAreNoted) {
   Net net;
   Value* x = net.input("x", {8, 10});
