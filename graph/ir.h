@@ -24,10 +24,11 @@ struct Node;
 
 // The rows of one dimension of a source tensor that a rank holds.
 struct ValuePart {
-  std::string of;       // the source tensor; empty: zeros, where another rank adds the tensor itself
-  int dim = -1;         // which dimension is cut; -1: none, the whole tensor under another name
-  int64_t size = 0;     // of the whole dimension
-  Intervals intervals;  // what is there of it
+  std::string of;        // the source tensor; empty: zeros, where another rank adds the tensor itself
+  int dim = -1;          // which dimension is cut; -1: none, the whole tensor under another name
+  int64_t size = 0;      // of the whole dimension
+  Intervals intervals;   // what is there of it
+  bool of_part = false;  // the source is itself a part, cut over another mesh axis
 };
 
 // One edge: made by a node, given from outside, or constant.

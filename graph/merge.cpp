@@ -118,6 +118,7 @@ void check_fit(const Tensor& whole, const TensorPiece& piece) {
   auto fail = [&](const std::string& what) {
     throw Error(fmt::format("a part of tensor '{}' {}{} {}", whole.name, name_of(whole.dtype), to_string(whole.dims), what), kRemedy);
   };
+  if (part.of_part) throw Error(fmt::format("tensor '{}' is cut over two tensor axes", whole.name), "merge a plan with one tensor axis");
   Dims expected = whole.dims;
   if (part.dim >= 0) {
     if (static_cast<size_t>(part.dim) >= expected.size() || part.size != expected[static_cast<size_t>(part.dim)])

@@ -12,6 +12,9 @@ namespace fretsaw {
 
 struct Mesh {
   int data = 1, pipeline = 1, tensor = 1;
+  int tensor_y =
+      1;  // where there are two tensor axes, the second: tensor = tensor_x * tensor_y, and rank t of it is (t / tensor_y, t % tensor_y)
+  int tensor_x() const { return tensor / tensor_y; }
   int size() const { return data * pipeline * tensor; }
   // Ranks are row-major in the order data, pipeline, tensor, the last fastest.
   int rank(int d, int p, int t) const { return (d * pipeline + p) * tensor + t; }

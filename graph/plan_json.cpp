@@ -125,6 +125,7 @@ std::string plan_to_json(const Plan& plan) {
   j["link"] = {{"bytes_per_us", plan.link_bytes_per_us}, {"latency_us", plan.link_latency_us}};
   j["structure_only"] = plan.structure_only;
   j["mesh"] = {{"data", plan.mesh.data}, {"pipeline", plan.mesh.pipeline}, {"tensor", plan.mesh.tensor}};
+  if (plan.mesh.tensor_y > 1) j["mesh"]["tensor_y"] = plan.mesh.tensor_y;
   j["micro_batches"] = plan.micro_batches;
   j["batch"] = plan.batch;
   j["graphs"] = graphs_json(plan);
@@ -329,6 +330,8 @@ Plan plan_from_json(const std::string& source) {
   if (int64_t{plan.mesh.data} * plan.mesh.pipeline > (1 << 20) ||
       int64_t{plan.mesh.data} * plan.mesh.pipeline * plan.mesh.tensor > (1 << 20))
     throw mesh.wrong("has too many ranks");
+  if (json.at("mesh").contains("tensor_y")) plan.mesh.tensor_y = mesh.at("tensor_y").small(1);
+  if (plan.mesh.tensor % plan.mesh.tensor_y != 0) throw mesh.wrong("has tensor axes that do not multiply to its tensor ranks");
   plan.micro_batches = root.at("micro_batches").small(1);
   plan.batch = root.at("batch").integer(-1);
   for (const Field& s : root.at("stages").items()) {

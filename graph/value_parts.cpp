@@ -20,7 +20,8 @@ void record_parts(Model& model) {
     if (!v->part) continue;
     Json intervals = Json::array();
     for (const Interval& i : v->part->intervals) intervals.push_back({i.begin, i.end});
-    parts[v->name] = {{"of", v->part->of}, {"dim", v->part->dim}, {"size", v->part->size}, {"intervals", intervals}};
+    parts[v->name] = {
+        {"of", v->part->of}, {"dim", v->part->dim}, {"size", v->part->size}, {"intervals", intervals}, {"of_part", v->part->of_part}};
   }
   if (!parts.empty()) model.metadata[kKey] = parts.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
@@ -33,6 +34,7 @@ std::map<std::string, ValuePart> recorded_parts(const Model& model) {
     const Json json = Json::parse(entry->second);
     for (const auto& [name, j] : json.items()) {
       ValuePart part{j.at("of").get<std::string>(), j.at("dim").get<int>(), j.at("size").get<int64_t>(), {}};
+      part.of_part = j.value("of_part", false);
       for (const Json& i : j.at("intervals")) part.intervals.push_back({i.at(0).get<int64_t>(), i.at(1).get<int64_t>()});
       parts[name] = std::move(part);
     }

@@ -161,8 +161,8 @@ std::shared_ptr<Model> annotate(Model source, const std::unordered_map<std::stri
   const std::vector<int> stage = node_stages(graph, stage_of_value, a.assignment.stages);
   remove_annotations(graph);  // what the source says for other configurations goes with them
   remove_metadata(*model);
-  std::optional<Lies> lies;  // one device a stage has everything
-  if (a.plan.mesh.data * a.plan.mesh.tensor > 1) lies.emplace(graph, a);
+  std::optional<Lies> lies;  // one device a stage has everything; of two tensor axes only the stages are told
+  if (a.plan.mesh.data * a.plan.mesh.tensor > 1 && a.plan.mesh.tensor_y == 1) lies.emplace(graph, a);
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     NodeAnnotation annotation{kOwnConfiguration, stage[i], {}};
     if (lies) annotation.tensors = specs_of(*graph.nodes[i], stage[i], *lies, a.plan.mesh);

@@ -45,6 +45,10 @@ void check_pins(const Graph& source, const PartitionOptions& options, std::vecto
       throw Error(fmt::format("--shard names '{}', and there is no such tensor", name), "name an input, a weight or the result of a node",
                   ErrorCode::usage);
     if (options.mesh.tensor == 1) notes.push_back(fmt::format("--shard {} has nothing to do: the mesh has no tensor axis", name));
+    for (const std::string& axis : pin.axes)
+      if (!axis.empty() && options.mesh.tensor > 1 && (axis == "tensor") != (options.mesh.tensor_y == 1))
+        throw Error(fmt::format("--shard names the axis '{}' for '{}', which the mesh does not have", axis, name),
+                    options.mesh.tensor_y == 1 ? "write tensor" : "write tensor_x or tensor_y", ErrorCode::usage);
   }
 }
 
@@ -344,7 +348,15 @@ Plan partition(Model model, const PartitionOptions& given_options) {
     Timer timer("shard", *model.graph);
     infer_shapes(model, {.name_unknown = true});
     const Model sized = at_likely_sizes(model, facts, whole, options.mesh.data * options.micro_batches, plan.notes);
-    ShardOptions wanted{options.mesh.tensor, target, options.pins, {}, {}, {}};
+    ShardOptions wanted;
+    wanted.ranks = options.mesh.tensor_x();
+    wanted.second = options.mesh.tensor_y;
+    wanted.target = target;
+    wanted.pins = options.pins;
+    wanted.sized = [&](const Model& part) {
+      std::vector<std::string> said_before;
+      return at_likely_sizes(part, facts, whole, options.mesh.data * options.micro_batches, said_before);
+    };
     if (annotations) pin_operands(*annotations, *source.graph, *model.graph, wanted, history.unfollowed);
     sharded = shard(model, *sized.graph, wanted);
     history.kept_whole = sharded.kept_whole;
@@ -373,7 +385,7 @@ Plan partition(Model model, const PartitionOptions& given_options) {
     Timer annotating("annotate", *source.graph);
     plan.annotated =
         annotate(std::move(source), makers(plan),
-                 {plan, options, *model.graph, facts, locals.empty() ? nullptr : &sharded.operands, index, assignment, history});
+                 {plan, options, *model.graph, facts, sharded.operands.empty() ? nullptr : &sharded.operands, index, assignment, history});
   }
   plan.notes.insert(plan.notes.begin(), history.unfollowed.begin(), history.unfollowed.end());
   estimate_stages(plan, target);

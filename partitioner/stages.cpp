@@ -331,7 +331,7 @@ void estimate_stages(Plan& plan, const Target& target) {
     const GraphPtr graph = ones_suffice(*g.model->graph, sizes) ? g.model->graph : with_sizes(*g.model, sizes).graph;
     for (const Node* node : graph->nodes) {
       if (node->domain == kCommunicationDomain) {
-        e.time_us += collective_us(*node, plan.mesh.tensor, target);
+        e.time_us += collective_us(*node, static_cast<int>(node->get_int("group_size", plan.mesh.tensor)), target);
         continue;
       }
       if (node->group >= 0)

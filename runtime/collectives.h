@@ -30,7 +30,7 @@ class CollectiveCounts {
   void agree_to_repeat(RankContext& rank) const;
 
  private:
-  std::array<int64_t, 3> calls_{};  // by group: a mesh has three axes
+  std::array<int64_t, 4> calls_{};  // by group: a mesh has four axes at most
   std::vector<CommunicationCount> communication_;
 };
 

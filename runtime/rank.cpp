@@ -129,7 +129,10 @@ void Rank::join_groups(Communicator& world) {
   };
   join("data", mesh.data, mesh.rank(0, pipeline_, tensor_));
   join("pipeline", mesh.pipeline, mesh.rank(data_, 0, tensor_));
-  join("tensor", mesh.tensor, mesh.rank(data_, pipeline_, 0));
+  if (mesh.tensor_y == 1) return join("tensor", mesh.tensor, mesh.rank(data_, pipeline_, 0));
+  const int x = tensor_ / mesh.tensor_y, y = tensor_ % mesh.tensor_y;
+  join("tensor_x", mesh.tensor_x(), mesh.rank(data_, pipeline_, y));
+  join("tensor_y", mesh.tensor_y, mesh.rank(data_, pipeline_, x * mesh.tensor_y));
 }
 
 void Rank::run_step(const StepInputs& step, Communicator& communicator) {

@@ -150,6 +150,7 @@ TensorPtr made_up_tensor(const Value& v, const Parts& parts, uint64_t seed) {
   if (found == parts.end()) return random_tensor(like, Elements(like.dims), key_of(seed, v.source_name()));
   const ValuePart& part = found->second;
   if (part.of.empty()) return make_tensor(like.dtype, like.dims);  // another rank adds the tensor itself
+  if (part.of_part) throw Error("weight '" + v.name + "' is cut over two tensor axes and can't be made up", "use one tensor axis");
   const uint64_t key = key_of(seed, part.of);
   if (part.dim < 0) return random_tensor(like, Elements(like.dims), key);
   const auto dim = static_cast<size_t>(part.dim);

@@ -88,6 +88,7 @@ std::map<std::string, Dims> parse_shapes(const std::vector<std::string>& texts) 
 
 Mesh parse_mesh(const std::string& text) {
   Mesh mesh;
+  int tensor_x = 1;
   if (text.empty()) return mesh;
   if (text == "auto")
     not_supported("--mesh auto", "the planner that chooses a mesh is not part of this build", "name the axes, as in --mesh pipeline=2");
@@ -101,11 +102,21 @@ Mesh parse_mesh(const std::string& text) {
       mesh.data = static_cast<int>(size);
     } else if (axis == "tensor") {
       mesh.tensor = static_cast<int>(size);
+    } else if (axis == "tensor_x") {
+      tensor_x = static_cast<int>(size);
+    } else if (axis == "tensor_y") {
+      mesh.tensor_y = static_cast<int>(size);
     } else if (axis == "spatial" || axis == "expert") {
       if (size > 1) not_supported("--mesh " + part, "this build divides the batch, stages and tensors only", "write tensor=" + number);
     } else {
-      usage_error("--mesh names the unknown axis '" + axis + "'", "the axes are data, pipeline and tensor");
+      usage_error("--mesh names the unknown axis '" + axis + "'",
+                  "the axes are data, pipeline, tensor, or in its place tensor_x and tensor_y");
     }
+  }
+  if (tensor_x * mesh.tensor_y > 1) {
+    if (mesh.tensor > 1) usage_error("--mesh names tensor beside tensor_x or tensor_y", "write one tensor axis, or two");
+    mesh.tensor = tensor_x * mesh.tensor_y;
+    if (tensor_x == 1) mesh.tensor_y = 1;  // one axis is no grid
   }
   return mesh;
 }
@@ -182,11 +193,13 @@ std::map<std::string, PinnedTensor> parse_shards(const std::vector<std::string>&
       for (const std::string& axis : split(spec.substr(1, spec.size() - 2), ',')) {
         if (axis == "data" || axis == "pipeline")
           usage_error(what + ": tensors are not cut over '" + axis + "'", "write tensor or _; the data axis divides the batch by itself");
-        if (axis != "_" && axis != "tensor") usage_error(what + " names the unknown axis '" + axis + "'", "write tensor or _");
+        if (axis != "_" && axis != "tensor" && axis != "tensor_x" && axis != "tensor_y")
+          usage_error(what + " names the unknown axis '" + axis + "'", "write tensor (tensor_x, tensor_y where there are two) or _");
         pin.axes.push_back(axis == "_" ? "" : axis);
       }
-    if (std::count(pin.axes.begin(), pin.axes.end(), "tensor") > 1)
-      usage_error(what + " cuts two dimensions over one axis", "write tensor for one dimension");
+    for (const char* axis : {"tensor", "tensor_x", "tensor_y"})
+      if (std::count(pin.axes.begin(), pin.axes.end(), axis) > 1)
+        usage_error(what + " cuts two dimensions over one axis", "write each axis for one dimension");
     if (!pins.emplace(name, std::move(pin)).second) usage_error(what + " is there twice", "give one --shard for each tensor");
   }
   return pins;

@@ -16,7 +16,12 @@ namespace fretsaw {
 namespace {
 
 std::map<std::string, int> mesh_axes(const Mesh& mesh) {
-  return {{"data", mesh.data}, {"pipeline", mesh.pipeline}, {"tensor", mesh.tensor}};
+  std::map<std::string, int> axes = {{"data", mesh.data}, {"pipeline", mesh.pipeline}, {"tensor", mesh.tensor}};
+  if (mesh.tensor_y == 1) return axes;
+  axes.erase("tensor");
+  axes["tensor_x"] = mesh.tensor_x();
+  axes["tensor_y"] = mesh.tensor_y;
+  return axes;
 }
 
 // Bytes of the initializers that some graphs name, shared ones once: tensors of one name and shape are one.

@@ -1,15 +1,36 @@
-// The communication operators of the domain ai.fretsaw. Send and Recv pass a tensor on; what collectives do to its axes is in
-// their attributes, and a cut of the tensor inside one has no meaning.
+// The communication operators of the domain ai.fretsaw. Send and Recv pass a tensor on; collectives over one mesh axis may work on parts
+// that another axis cuts, along the dimensions that they leave alone.
 #include "graph/operators/rule_builder.h"
 
 namespace fretsaw {
+namespace {
+
+// AllGather and ReduceScatter: the axis that they join or cut is whole, the others pass.
+FactorRule other_axes_pass(const Node& node) {
+  RuleBuilder rule(node);
+  const size_t rank = rule.rank(0), axis = axis_of(node.get_int("tensor_axis", 0), rank);
+  rule.out_rank(0, rank);
+  for (size_t d = 0; d < rank; ++d) {
+    const bool passes = d != axis;
+    const int f = rule.from(0, d, passes ? Factor::Kind::parallel : Factor::Kind::whole, (passes ? "i" : "w") + std::to_string(d));
+    const Shape* y = rule.output_shape(0);
+    if (passes && f >= 0) rule.out(0, d, f);
+    if (!passes) rule.out(0, d, rule.whole(y && y->size() == rank ? (*y)[d] : Dim(), "w" + std::to_string(d) + "'"));
+  }
+  return rule.done();
+}
+
+}  // namespace
 
 std::vector<OperatorRecord> communication_operators() {
   std::vector<OperatorRecord> records;
   for (const char* name : {"Send", "Recv"})
     records.push_back({.name = name, .domain = "ai.fretsaw", .since = 1, .role = Role::movement, .factors = elementwise_factors});
-  for (const char* name : {"AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Broadcast", "HaloExchange"})
-    records.push_back({.name = name, .domain = "ai.fretsaw", .since = 1});
+  for (const char* name : {"AllReduce", "Broadcast"})
+    records.push_back({.name = name, .domain = "ai.fretsaw", .since = 1, .factors = elementwise_factors});
+  for (const char* name : {"AllGather", "ReduceScatter"})
+    records.push_back({.name = name, .domain = "ai.fretsaw", .since = 1, .factors = other_axes_pass});
+  for (const char* name : {"AllToAll", "HaloExchange"}) records.push_back({.name = name, .domain = "ai.fretsaw", .since = 1});
   return records;
 }
 

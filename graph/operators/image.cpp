@@ -9,9 +9,9 @@ using Kind = Factor::Kind;
 
 // The scales of a constant operand; empty when left out, empty or not constant.
 std::vector<float> constant_scales(const Node& node, size_t operand) {
-  const Value* v = node.input(operand);
-  if (!v || !v->constant || v->constant->is_missing() || v->constant->dtype != DType::float32 || v->constant->count() == 0) return {};
-  auto values = v->constant->as<float>();
+  const Tensor* tensor = constant_operand(node, operand);
+  if (!tensor || tensor->dtype != DType::float32 || tensor->count() == 0) return {};
+  auto values = tensor->as<float>();
   return {values.begin(), values.end()};
 }
 

@@ -110,10 +110,16 @@ size_t axis_of(int64_t axis, size_t rank) {
   return static_cast<size_t>(axis < 0 ? axis + n : axis);
 }
 
-std::optional<std::vector<int64_t>> constant_ints(const Node& node, size_t operand) {
+const Tensor* constant_operand(const Node& node, size_t operand) {
   const Value* value = node.input(operand);
-  if (!value || !value->constant || value->constant->is_missing()) return std::nullopt;
-  return int_values(*value->constant);
+  if (!value || !value->constant || value->constant->is_missing()) return nullptr;
+  const auto& inputs = value->graph->inputs;
+  return std::find(inputs.begin(), inputs.end(), value) == inputs.end() ? value->constant.get() : nullptr;
+}
+
+std::optional<std::vector<int64_t>> constant_ints(const Node& node, size_t operand) {
+  const Tensor* tensor = constant_operand(node, operand);
+  return tensor ? int_values(*tensor) : std::nullopt;
 }
 
 std::optional<std::vector<size_t>> axes_of(const Node& node, size_t operand, const char* attribute, size_t rank) {

@@ -67,7 +67,9 @@ class RuleBuilder {
 
 // Axis counted from the front. NoRule when out of range.
 size_t axis_of(int64_t axis, size_t rank);
-// The values of a constant integer operand; nullopt when left out or not constant.
+// A constant operand; null when left out, not constant, or an input's default, in whose place a caller may give another.
+const Tensor* constant_operand(const Node& node, size_t operand);
+// The values of a constant integer operand; nullopt when there is none.
 std::optional<std::vector<int64_t>> constant_ints(const Node& node, size_t operand);
 // Axes given as an attribute or as a constant operand, counted from the front; nullopt when neither is there.
 // NoRule when the operand is not constant.

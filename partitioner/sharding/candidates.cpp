@@ -41,8 +41,9 @@ std::optional<FactorPlace> place_in(const FactorRule& rule, const std::vector<in
   return place;
 }
 
-Candidates::Candidates(const Graph& graph, const std::vector<const FactorRule*>& rules, const std::vector<char>& heavy, FormTable& forms)
-    : graph_(graph), rules_(rules), forms_(forms), factor_cuts_(rules.size()), segment_cuts_(rules.size()) {
+Candidates::Candidates(const Graph& graph, const std::vector<const FactorRule*>& rules, const std::vector<char>& heavy, bool even,
+                       FormTable& forms)
+    : graph_(graph), rules_(rules), forms_(forms), even_(even), factor_cuts_(rules.size()), segment_cuts_(rules.size()) {
   for (size_t i = 0; i < rules.size(); ++i) {
     const Node& node = *graph.nodes[i];
     for (size_t k = 0; k < node.inputs.size(); ++k)
@@ -59,6 +60,10 @@ Candidates::Candidates(const Graph& graph, const std::vector<const FactorRule*>&
       if (may_be_cut(rules[i]->factors[f]))
         add_to_factor(i, static_cast<int>(f), forms_.add(even_cut(rules[i]->factors[f].size.value, forms_.ranks())));
   }
+}
+
+bool Candidates::usable(const Cut& cut) const {
+  return !leaves_one_empty(cut) && !(even_ && (!cut.even() || cut.overlaps()));
 }
 
 void Candidates::seed(const Value* value, int dim, const Cut& cut) {
@@ -89,7 +94,7 @@ void Candidates::add_to_factor(size_t node, int factor, int cut) {
   const FactorRule& rule = *rules_[node];
   const Factor& f = rule.factors[static_cast<size_t>(factor)];
   if (!may_be_cut(f)) return;
-  if (leaves_one_empty(forms_.cut(cut))) return;
+  if (!usable(forms_.cut(cut))) return;
   if (f.kind != Kind::parallel && forms_.cut(cut).overlaps()) return;  // a term of a sum counts once
   if (!put(factor_cuts_[node][static_cast<size_t>(factor)], cut, kMostCuts)) return;
   const Node& n = *graph_.nodes[node];
@@ -106,7 +111,7 @@ void Candidates::add_to_factor(size_t node, int factor, int cut) {
 }
 
 void Candidates::add_to_segments(size_t node, int cut) {
-  if (leaves_one_empty(forms_.cut(cut)) || !put(segment_cuts_[node], cut, kMostCuts)) return;
+  if (!usable(forms_.cut(cut)) || !put(segment_cuts_[node], cut, kMostCuts)) return;
   const Segments& segments = *rules_[node]->segments;
   const Node& n = *graph_.nodes[node];
   const std::vector<Value*>& parts = segments.splits ? n.outputs : n.inputs;

@@ -17,7 +17,8 @@ std::optional<FactorPlace> place_in(const FactorRule& rule, const std::vector<in
 class Candidates {
  public:
   // `rules` by node position; `heavy`: nodes whose factors are cut evenly to begin with.
-  Candidates(const Graph& graph, const std::vector<const FactorRule*>& rules, const std::vector<char>& heavy, FormTable& forms);
+  // `even`: only cuts in parts of one size come into question.
+  Candidates(const Graph& graph, const std::vector<const FactorRule*>& rules, const std::vector<char>& heavy, bool even, FormTable& forms);
 
   // A cut of a value's dimension that is asked for from outside.
   void seed(const Value* value, int dim, const Cut& cut);
@@ -32,6 +33,7 @@ class Candidates {
     bool output;
     int operand;
   };
+  bool usable(const Cut& cut) const;
   void add_to_factor(size_t node, int factor, int cut);
   void add_to_segments(size_t node, int cut);
   void add_to_value(const Value* value, int dim, int cut);
@@ -42,6 +44,7 @@ class Candidates {
   const Graph& graph_;
   const std::vector<const FactorRule*>& rules_;
   FormTable& forms_;
+  bool even_;
   std::unordered_map<const Value*, std::vector<Use>> uses_;
   std::vector<std::vector<std::vector<int>>> factor_cuts_;  // [node][factor]
   std::vector<std::vector<int>> segment_cuts_;

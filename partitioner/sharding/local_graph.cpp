@@ -11,8 +11,6 @@
 namespace fretsaw {
 namespace {
 
-constexpr const char* kAxis = "tensor";
-
 TensorPtr flag(bool value) {
   auto t = make_tensor(DType::boolean, {});
   *mutable_data(*t) = static_cast<std::byte>(value);
@@ -98,7 +96,8 @@ void LocalGraph::node_into(Value* output, const std::string& node_name, const st
 
 Value* LocalGraph::with_elements(Value* vector, int64_t size, const std::map<int64_t, int64_t>& elements) {
   if (elements.empty()) return vector;
-  if (vector->constant)
+  const bool is_input = std::find(graph_->inputs.begin(), graph_->inputs.end(), vector) != graph_->inputs.end();
+  if (vector->constant && !is_input)  // an input's constant is a default that a caller may override
     if (auto values = int_values(*vector->constant)) {
       for (const auto& [at, value] : elements) values->at(static_cast<size_t>(at)) = value;
       return int_list(vector->name + "/local", *values);
@@ -146,7 +145,7 @@ Value* LocalGraph::named(const Value* source, Form form, Value* made) {
 }
 
 std::vector<Attribute> LocalGraph::group_attributes() const {
-  return {{"axis", std::string(kAxis), "", ""}, {"group_size", int64_t{forms_.ranks()}, "", ""}};
+  return {{"axis", forms_.axis(), "", ""}, {"group_size", int64_t{forms_.ranks()}, "", ""}};
 }
 
 Value* LocalGraph::all_reduce(const Value* source, Value* from) {

@@ -79,16 +79,21 @@ class Rewriter {
     made->type = local_.local_type(v->type, form);
     made->source = v->source_name();
     made->extra = form == kWhole ? v->extra : "";
-    if (forms_.is_cut(form)) {
-      const Cut& cut = forms_.cut_of(form);
-      made->part =
-          std::make_shared<ValuePart>(ValuePart{v->source_name(), forms_.dim_of(form), cut.size, cut.parts[static_cast<size_t>(rank_)]});
-    } else if (form == kPending && rank_ != 0) {
-      made->part = std::make_shared<ValuePart>();
-    } else if (!first) {
-      made->part = std::make_shared<ValuePart>(ValuePart{v->source_name(), -1, 0, {}});
-    }
+    made->part = part(*v, form, first);
     return made;
+  }
+
+  // Which part of the source tensor the value is in this form.
+  std::shared_ptr<const ValuePart> part(const Value& v, Form form, bool first) const {
+    if (form == kPending && rank_ != 0) return std::make_shared<ValuePart>();
+    if (!forms_.is_cut(form)) return v.part || first ? v.part : std::make_shared<ValuePart>(ValuePart{v.source_name(), -1, 0, {}});
+    const Cut& cut = forms_.cut_of(form);
+    auto own =
+        std::make_shared<ValuePart>(ValuePart{v.source_name(), forms_.dim_of(form), cut.size, cut.parts[static_cast<size_t>(rank_)]});
+    if (!v.part || v.part->dim < 0) return own;
+    if (v.part->of.empty()) return v.part;
+    own->of_part = true;  // of what another mesh axis has cut
+    return own;
   }
 
   // An output of the graph has its name where it is whole, every other constant where it is first made.

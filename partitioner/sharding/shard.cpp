@@ -57,10 +57,10 @@ const Node* find_node(const Graph& graph, const std::string& name) {
 }
 
 // The value's form by --shard; nullopt: the value is another view of the tensor. Throws Error where the dimension can't be cut.
-std::optional<Sharding> pinned_form(const Value& v, const std::string& name, const PinnedTensor& pin, int ranks) {
+std::optional<Sharding> pinned_form(const Value& v, const std::string& name, const PinnedTensor& pin, const std::string& axis, int ranks) {
   if (!v.type.is_tensor() || !v.type.shape || v.type.shape->size() != pin.axes.size()) return std::nullopt;
   Sharding sharding;
-  const auto at = std::find(pin.axes.begin(), pin.axes.end(), "tensor");
+  const auto at = std::find(pin.axes.begin(), pin.axes.end(), axis);
   if (at == pin.axes.end()) return sharding;
   sharding.kind = Sharding::Kind::cut;
   sharding.dim = static_cast<int>(at - pin.axes.begin());
@@ -73,8 +73,10 @@ std::optional<Sharding> pinned_form(const Value& v, const std::string& name, con
   return sharding;
 }
 
-std::unordered_map<const Value*, Sharding> find_pins(const Graph& graph, const ShardOptions& options, std::vector<std::string>& notes) {
+std::unordered_map<const Value*, Sharding> find_pins(const Graph& graph, const ShardOptions& options, const std::string& axis,
+                                                     std::vector<std::string>& notes) {
   std::unordered_map<const Value*, Sharding> pins;
+  const int ranks = axis == "tensor_y" ? options.second : options.ranks;
   std::map<std::string, const Value*> seen;
   std::set<std::string> fit;
   if (options.pins.empty()) return pins;
@@ -82,7 +84,7 @@ std::unordered_map<const Value*, Sharding> find_pins(const Graph& graph, const S
     const auto it = options.pins.find(v.source_name());
     if (it == options.pins.end()) continue;
     seen.try_emplace(it->first, &v);
-    if (auto sharding = pinned_form(v, it->first, it->second, options.ranks)) {
+    if (auto sharding = pinned_form(v, it->first, it->second, axis, ranks)) {
       pins[&v] = std::move(*sharding);
       fit.insert(it->first);
     }
@@ -107,7 +109,7 @@ Form form_once_made(const Strategies& strategies, const Value* v, Form made) {
 void describe(const Graph& graph, const Strategies& strategies, const std::vector<int>& chosen, ShardedModel& result) {
   auto note = [&](const Value* v, Form form) {
     if (!v || form == kWhole || !v->type.shape) return;
-    result.shardings[v->source_name()] = strategies.forms.sharding(form).text(v->type.shape->size(), "tensor");
+    result.shardings[v->source_name()] = strategies.forms.sharding(form).text(v->type.shape->size(), strategies.forms.axis());
   };
   std::map<std::string, std::vector<std::string>> whole;  // reason -> nodes
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
@@ -155,49 +157,110 @@ std::vector<NodePins> chosen_operands(const Graph& graph, const Strategies& stra
   return all;
 }
 
-}  // namespace
+// Strategies of one graph under the options. `kept_whole` names nodes.
+Strategies strategies_of(const Graph& graph, StrategyOptions wanted, const ShardOptions& options,
+                         const std::map<std::string, std::string>& kept_whole, std::vector<std::string>& notes) {
+  wanted.pins = find_pins(graph, options, wanted.axis, notes);
+  for (const Node* node : graph.nodes)
+    if (const auto kept = kept_whole.find(node->name); kept != kept_whole.end()) wanted.kept_whole[node] = kept->second;
+  return find_strategies(graph, wanted);
+}
 
-ShardedModel shard(const Model& model, const Graph& costed, const ShardOptions& options) {
-  register_communication_schemas();
-  const Graph& graph = *model.graph;
-  StrategyOptions wanted;
-  wanted.ranks = options.ranks;
-  std::vector<std::string> notes;
-  wanted.pins = find_pins(graph, options, notes);
-  wanted.operands = options.operands;
-  wanted.to_divide = options.to_divide;
-  for (const auto& [name, reason] : options.kept_whole)
-    if (const Node* node = find_node(graph, name)) wanted.kept_whole[node] = reason;
+bool alike(const Strategies& a, const Strategies& b) {
+  for (size_t i = 0; i < a.nodes.size(); ++i) {
+    if (a.nodes[i].all.size() != b.nodes[i].all.size()) return false;
+    for (size_t k = 0; k < a.nodes[i].all.size(); ++k)
+      if (a.nodes[i].all[k].kind != b.nodes[i].all[k].kind || a.nodes[i].all[k].factor != b.nodes[i].all[k].factor) return false;
+  }
+  return true;
+}
+
+// Divides models that are alike, the same way: the ranks' parts of the first, then those of the second, and so on.
+ShardedModel shard_alike(const std::vector<const Model*>& models, const Graph& costed, const StrategyOptions& wanted,
+                         const ShardOptions& options) {
+  const Graph& graph = *models.front()->graph;
+  std::map<std::string, std::string> kept_whole = options.kept_whole;
   while (true) {
-    const Strategies strategies = find_strategies(graph, wanted);
-    const std::vector<int> chosen = choose_strategies(strategies, {graph, costed, options.target, strategies.pins});
     ShardedModel result;
+    const Strategies strategies = strategies_of(graph, wanted, options, kept_whole, result.pin_notes);
+    const std::vector<int> chosen = choose_strategies(strategies, {graph, costed, options.target, strategies.pins});
     std::optional<WrongNode> wrong;
-    for (int rank = 0; rank < options.ranks; ++rank) {
-      result.models.push_back(local_model(model, {strategies, chosen, strategies.pins}, rank));
-      if (rank == 0 || rank == options.ranks - 1) wrong = first_wrong_node(result.models.back());
-      if (wrong) break;
+    for (const Model* model : models) {
+      std::vector<std::string> said;
+      const Strategies own = model == models.front() ? strategies : strategies_of(*model->graph, wanted, options, kept_whole, said);
+      if (!alike(strategies, own)) throw Error("the parts along one tensor axis can't be cut alike along the other", "use one tensor axis");
+      for (int rank = 0; rank < wanted.ranks && !wrong; ++rank) {
+        result.models.push_back(local_model(*model, {own, chosen, own.pins}, rank));
+        if (rank == 0 || rank == wanted.ranks - 1) wrong = first_wrong_node(result.models.back());
+      }
     }
     if (!wrong) {
       for (Model& local : result.models) {
         mark_channels_last(*local.graph);
         mark_groups(local);
       }
-      result.pin_notes = notes;
       result.pin_notes.insert(result.pin_notes.end(), strategies.notes.begin(), strategies.notes.end());
       describe(graph, strategies, chosen, result);
-      for (const auto& [node, reason] : wanted.kept_whole) result.kept_whole[node->name] = reason;
       for (const Node* node : graph.nodes)
-        if (const auto kept = wanted.kept_whole.find(node); kept != wanted.kept_whole.end())
+        if (const auto kept = kept_whole.find(node->name); kept != kept_whole.end())
           result.notes.push_back(fmt::format("node '{}' ({}) is given whole tensors: {}", node->name, node->op, kept->second));
+      result.kept_whole = std::move(kept_whole);
       result.operands = chosen_operands(graph, strategies, chosen);
       return result;
     }
-    const Node* node = find_node(graph, wrong->name);
-    if (!node || !wanted.kept_whole.try_emplace(node, wrong->why).second)
-      throw Error(fmt::format("node '{}' can't be divided over {} ranks: {}", wrong->name, options.ranks, wrong->why),
+    if (!find_node(graph, wrong->name) || !kept_whole.try_emplace(wrong->name, wrong->why).second)
+      throw Error(fmt::format("node '{}' can't be divided over {} ranks: {}", wrong->name, wanted.ranks, wrong->why),
                   "use a smaller tensor axis; please report the model");
   }
+}
+
+// "[_, tensor_x]" and "[tensor_y, _]" are "[tensor_y, tensor_x]"; a dimension that both cut is "tensor_x+tensor_y".
+std::string join_text(const std::string& first, const std::string& second) {
+  auto split = [](const std::string& text) {
+    std::vector<std::string> dims(1);
+    for (const char c : text.substr(1, text.find(']') - 1)) {
+      if (c == ' ') continue;
+      if (c == ',')
+        dims.emplace_back();
+      else
+        dims.back() += c;
+    }
+    return dims;
+  };
+  std::vector<std::string> dims = split(first);
+  const std::vector<std::string> other = split(second);
+  for (size_t d = 0; d < std::min(dims.size(), other.size()); ++d)
+    if (other[d] != "_") dims[d] = dims[d] == "_" ? other[d] : dims[d] + "+" + other[d];
+  return fmt::format("[{}]{}{}", fmt::join(dims, ", "), first.substr(first.find(']') + 1), second.substr(second.find(']') + 1));
+}
+
+}  // namespace
+
+ShardedModel shard(const Model& model, const Graph& costed, const ShardOptions& options) {
+  register_communication_schemas();
+  StrategyOptions wanted;
+  wanted.ranks = options.ranks;
+  wanted.operands = options.operands;
+  wanted.to_divide = options.to_divide;
+  if (options.second == 1) return shard_alike({&model}, costed, wanted, options);
+  wanted.axis = "tensor_x";
+  wanted.even = true;
+  ShardedModel rows = shard_alike({&model}, costed, wanted, options);
+  StrategyOptions across;
+  across.ranks = options.second;
+  across.axis = "tensor_y";
+  std::vector<const Model*> parts;
+  for (const Model& part : rows.models) parts.push_back(&part);
+  ShardedModel grid = shard_alike(parts, *options.sized(rows.models.front()).graph, across, options);
+  for (const auto& [tensor, text] : rows.shardings) {
+    const auto at = grid.shardings.find(tensor);
+    grid.shardings[tensor] = at == grid.shardings.end() ? text : join_text(text, at->second);
+  }
+  grid.notes.insert(grid.notes.begin(), rows.notes.begin(), rows.notes.end());
+  grid.pin_notes.insert(grid.pin_notes.begin(), rows.pin_notes.begin(), rows.pin_notes.end());
+  grid.kept_whole.merge(rows.kept_whole);
+  grid.operands.clear();  // of the parts' nodes, not of the model's
+  return grid;
 }
 
 }  // namespace fretsaw

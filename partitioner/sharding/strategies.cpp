@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "graph/catalogue.h"
+#include "graph/communication_schemas.h"
 #include "graph/errors.h"
 #include "partitioner/cost.h"
 #include "partitioner/sharding/candidates.h"
@@ -218,7 +219,8 @@ void find_derived_constants(const Graph& graph, std::unordered_map<const Value*,
   for (const Node* node : graph.nodes) {
     const bool known = !node->inputs.empty() && bodies(*node).empty() && !is_random(*node) &&
                        std::all_of(node->inputs.begin(), node->inputs.end(), [&](const Value* v) { return !v || derived.count(v); });
-    if (!known || takes_rows_of_weight(*node)) continue;  // a table is divided whatever the indexes are
+    if (!known || takes_rows_of_weight(*node) || node->domain == kCommunicationDomain)
+      continue;  // a table is divided whatever the indexes are
     for (const Value* v : node->outputs)
       if (v) derived[v] = true;
   }
@@ -227,7 +229,7 @@ void find_derived_constants(const Graph& graph, std::unordered_map<const Value*,
 }  // namespace
 
 Strategies find_strategies(const Graph& graph, const StrategyOptions& options) {
-  Strategies result(options.ranks);
+  Strategies result(options.ranks, options.axis);
   find_derived_constants(graph, result.derived_constants);
   result.nodes.resize(graph.nodes.size());
   std::vector<const FactorRule*> rules;
@@ -242,7 +244,7 @@ Strategies find_strategies(const Graph& graph, const StrategyOptions& options) {
     own.heavy = own.weighty && (!options.to_divide || options.to_divide->count(&node));
     rules.push_back(&own.rule);
   }
-  Candidates candidates(graph, rules, options.all ? std::vector<char>(heavy.size(), 1) : heavy, result.forms);
+  Candidates candidates(graph, rules, options.all ? std::vector<char>(heavy.size(), 1) : heavy, options.even, result.forms);
   const Pins pins(graph, options, result.forms, candidates);
   result.pins = pins.of_values();
   candidates.propagate();

@@ -27,9 +27,10 @@ constexpr Form kWhole = 0, kPending = 1;
 // Cuts and forms by number; equal ones have one.
 class FormTable {
  public:
-  explicit FormTable(int ranks) : ranks_(ranks) {}
+  FormTable(int ranks, std::string axis) : ranks_(ranks), axis_(std::move(axis)) {}
   int ranks() const { return ranks_; }
-  int add(const Cut& cut);  // the cut's number
+  const std::string& axis() const { return axis_; }  // of the mesh: "tensor"
+  int add(const Cut& cut);                           // the cut's number
   const Cut& cut(int number) const { return cuts_[static_cast<size_t>(number)]; }
   Form form(int dim, int cut);
   bool is_cut(Form f) const { return f > kPending; }
@@ -40,6 +41,7 @@ class FormTable {
 
  private:
   int ranks_;
+  std::string axis_;
   std::vector<Cut> cuts_;
   std::vector<std::pair<int, int>> forms_;  // dimension, cut
   std::map<std::vector<int64_t>, int> cut_numbers_;
@@ -73,7 +75,7 @@ struct NodeStrategies {
 
 // What may be done; nodes by their position in the graph.
 struct Strategies {
-  explicit Strategies(int ranks) : forms(ranks) {}
+  Strategies(int ranks, const std::string& axis) : forms(ranks, axis) {}
   FormTable forms;
   std::vector<NodeStrategies> nodes;
   // Values all of whose origins are constants: any part of them is had without communication.
@@ -89,7 +91,9 @@ struct NodePins {
 
 struct StrategyOptions {
   int ranks = 1;
-  bool all = false;  // every factor of every node is cut evenly to begin with, and nothing must be divided (for tests)
+  std::string axis = "tensor";
+  bool even = false;  // only cuts in parts of one size
+  bool all = false;   // every factor of every node is cut evenly to begin with, and nothing must be divided (for tests)
   std::unordered_map<const Node*, std::string> kept_whole;  // nodes that must not be divided, with the reason
   // Of a value: its form once it is made; of a constant: the form in which the nodes that can take it so do.
   std::unordered_map<const Value*, Sharding> pins;

@@ -369,6 +369,22 @@ TEST_F(CommandTest, MergedPlanGivesTheSourcesResults) {
   }
 }
 
+// Rows of a weight over one axis, columns over the other.
+TEST_F(CommandTest, TwoTensorAxesCutAMatrixBothWays) {
+  write_model(mlp(4, 256), path("m.onnx"));
+  const CommandResult made = fretsaw(
+      {"partition", path("m.onnx"), "-o", path("plan"), "--mesh", "tensor_x=2,tensor_y=2", "--shard", "w1=[tensor_x,tensor_y]", "--json"});
+  ASSERT_EQ(made.exit_code, 0) << made.err;
+  EXPECT_EQ(made.json()["mesh"]["tensor_x"], 2);
+  EXPECT_EQ(made.json()["ranks"].size(), 4U);
+  EXPECT_THAT(made.out, HasSubstr("[tensor_x, tensor_y]"));
+  const CommandResult run = fretsaw({"run", path("plan"), "--random", "1", "--compare", path("m.onnx"), "--range-tol", "1e-5", "--json"});
+  ASSERT_EQ(run.exit_code, 0) << run.err << run.out;
+  EXPECT_EQ(run.json()["communication"], made.json()["communication"]);
+  EXPECT_EQ(fretsaw({"partition", path("m.onnx"), "-o", path("other"), "--mesh", "tensor_x=2,tensor=2"}).exit_code, 2);
+  EXPECT_EQ(fretsaw({"merge", path("plan"), "-o", path("merged.onnx")}).exit_code, 3);
+}
+
 TEST_F(CommandTest, MergeRefusesWhatItCanNotDo) {
   write_model(mlp(2, 256), path("m.onnx"));
   ASSERT_EQ(fretsaw({"partition", path("m.onnx"), "-o", path("plan"), "--mesh", "pipeline=2,tensor=2"}).exit_code, 0);

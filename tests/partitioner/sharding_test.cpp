@@ -214,6 +214,24 @@ TEST(Shard, SplitsAConstantIntoUnequalParts) {
   EXPECT_TRUE(model.kept_whole.empty());
 }
 
+// The default of an input says nothing about what a caller gives: neither the rules nor the sizes put in for parts may rely on it.
+TEST(Shard, DefaultsOfInputsAreNoConstants) {
+  Net net;
+  Value *k = net.ints("k", {3}), *shape = net.ints("shape", {3, 1, 1});
+  Value* h = net.op("MatMul", {net.input("x", {4, 32}), net.weight("w", {32, 12})}, "h");
+  for (Value* v : {k, shape}) net.g.inputs.push_back(v);
+  Node* top = net.g.add_node("TopK", {h, k}, {"top", "places"});
+  net.output(top->outputs[0]);
+  net.output(net.op("Expand", {net.op("Unsqueeze", {h, net.ints("axis", {0})}, "row"), shape}, "wide"));
+  EXPECT_EQ(factor_rule(*top).factors[1].when_cut, Factor::WhenCut::impossible);
+  const ShardedModel model = sharded(net, 2);
+  for (const Node* node : model.models.front().graph->nodes)
+    if (node->op == "Expand") {
+      const Value* sizes = node->inputs[1];
+      EXPECT_TRUE(sizes->name == "shape" || (sizes->producer && sizes->producer->inputs[2]->name == "shape")) << sizes->name;
+    }
+}
+
 TEST(Shard, UnevenSizesAreNoted) {
   Net net;
   Value* x = net.input("x", {8, 10});
