@@ -117,6 +117,9 @@ class NodeChecker {
     for (const auto& attribute : node.attribute())
       if (!names.insert(attribute.name()).second)
         return add(node, "error", "operator-schema", "attribute '" + attribute.name() + "' is there twice");
+    if (schema->Deprecated())
+      return add(node, "warning", "deprecated-operator",
+                 fmt::format("operator '{}' is deprecated in version {}", node.op_type(), opset->second));
     try {
       schema->Verify(node);
     } catch (const std::exception& e) {

@@ -173,9 +173,9 @@ bool measures(const Node& node) {
   return node.is("Shape") || node.is("Size");
 }
 
-bool works_on_floats(const Node& node) {
+bool is_no_shape_arithmetic(const Node& node) {
   const Value* v = node.out(0);
-  return v && v->type.is_tensor() && is_float(v->type.dtype);
+  return v && v->type.is_tensor() && v->type.dtype != DType::int64;
 }
 
 // A large table of which rows are taken.
@@ -191,7 +191,7 @@ std::vector<char> heavy_nodes(const Graph& graph, const std::unordered_map<const
   for (const Node* node : graph.nodes) {
     const bool after = std::any_of(node->inputs.begin(), node->inputs.end(), [&](const Value* v) { return from_weights.count(v); });
     const bool weighted = std::any_of(node->inputs.begin(), node->inputs.end(), [&](const Value* v) { return v && constants.count(v); });
-    const bool contraction = role_of(*node) == Role::contraction && (after || (weighted && works_on_floats(*node)));
+    const bool contraction = role_of(*node) == Role::contraction && (after || (weighted && is_no_shape_arithmetic(*node)));
     heavy.push_back(contraction || takes_rows_of_weight(*node));
     if (after || heavy.back()) from_weights.insert(node->outputs.begin(), node->outputs.end());
   }
