@@ -13,7 +13,7 @@ struct Border {
   int peer = 0;            // the stage on the other side
   int tag = 0;             // of the route
   bool channels_last = false;
-  std::string name;        // the graph input or output in the stage's graph, once it is built
+  std::string name;  // the graph input or output in the stage's graph, once it is built
 };
 struct StageParts {
   std::vector<Node*> nodes;     // of the source graph, in running order

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "graph/errors.h"
 #include "partitioner/cost.h"
 #include "partitioner/sharding/rewrite.h"
 
@@ -194,11 +195,8 @@ class Searcher {
     const Node& node = *search_.graph.nodes[i];
     const NodeStrategies& own = strategies_.nodes[i];
     auto& history = history_.emplace_back();
-    if (!is_active(i) && !all_derived(node)) {  // nothing to choose: the states stay
-      for (size_t s = 0; s < states.size(); ++s) history.push_back({static_cast<int>(s), 0});
-      return states;
-    }
-    if (all_derived(node)) {  // any part is had where it is needed; the rewrite makes it so
+    // Nothing to choose: the states stay. What is made from constants is made in the form that is needed.
+    if (!is_active(i) || all_derived(node)) {
       for (size_t s = 0; s < states.size(); ++s) history.push_back({static_cast<int>(s), 0});
       return states;
     }
@@ -221,6 +219,7 @@ class Searcher {
         else if (to.cost < next[it->second].cost)
           next[it->second] = std::move(to);
       }
+    if (next.empty()) throw Error("no way to run it on parts is left", "this is a fault of fretsaw").at_node(node.name, node.op);
     close_slots(i, next);
     prune(next);
     for (const State& state : next) history.push_back({state.parent, state.strategy});
