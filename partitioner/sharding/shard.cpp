@@ -106,6 +106,39 @@ Form form_once_made(const Strategies& strategies, const Value* v, Form made) {
   return pin == strategies.pins.end() ? made : pin->second;
 }
 
+// Which values are gathered because a node takes them whole, and operators that have no rule at all.
+void note_gathered(const Graph& graph, const Strategies& strategies, const std::vector<int>& chosen, std::vector<std::string>& notes) {
+  std::unordered_map<const Value*, Form> made;
+  std::map<std::string, std::vector<std::string>> gathered;  // by reason
+  std::set<std::string> without_rule;
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    const Node& node = *graph.nodes[i];
+    const NodeStrategies& own = strategies.nodes[i];
+    const Strategy& s = own.all[static_cast<size_t>(chosen[i])];
+    const OperatorRecord* record = find_operator(node.op, node.domain);
+    if ((!record || !record->factors) && node.domain != kCommunicationDomain) without_rule.insert(node.op);
+    auto take = [&](const Value* v, Form form) {
+      const auto at = made.find(v);
+      if (form != kWhole || at == made.end() || !strategies.forms.is_cut(at->second)) return;
+      gathered[own.rule.unknown.empty() ? "it takes all of it" : own.rule.unknown].push_back(
+          fmt::format("'{}' for '{}' ({})", v->source_name(), node.name, node.op));
+      made.erase(at);  // once
+    };
+    for (size_t k = 0; k < node.inputs.size(); ++k)
+      if (node.inputs[k]) take(node.inputs[k], s.inputs[k]);
+    for (const Value* v : captures(node)) take(v, kWhole);
+    for (size_t k = 0; k < node.outputs.size(); ++k)
+      if (node.outputs[k]) made[node.outputs[k]] = form_once_made(strategies, node.outputs[k], s.outputs[k]);
+  }
+  for (const auto& [reason, places] : gathered) {
+    const size_t shown = std::min<size_t>(places.size(), 3);
+    notes.push_back(fmt::format("gathered, as {}: {}{}", reason, fmt::join(places.begin(), places.begin() + static_cast<long>(shown), ", "),
+                                places.size() > shown ? fmt::format(" and {} more", places.size() - shown) : ""));
+  }
+  if (!without_rule.empty())
+    notes.push_back(fmt::format("operators without a factor rule run whole on every rank: {}", fmt::join(without_rule, ", ")));
+}
+
 void describe(const Graph& graph, const Strategies& strategies, const std::vector<int>& chosen, ShardedModel& result) {
   auto note = [&](const Value* v, Form form) {
     if (!v || form == kWhole || !v->type.shape) return;
@@ -134,6 +167,7 @@ void describe(const Graph& graph, const Strategies& strategies, const std::vecto
             fmt::format("node {}: {} of size {} is cut unevenly, {} on the first rank", what, factor, cut.size, cut.part_size(0)));
     }
   }
+  note_gathered(graph, strategies, chosen, result.notes);
   for (const auto& [reason, nodes] : whole)
     result.notes.push_back(fmt::format("replicated on every rank, as {}: {}{}", reason,
                                        fmt::join(nodes.begin(), nodes.begin() + static_cast<long>(std::min<size_t>(nodes.size(), 3)), ", "),

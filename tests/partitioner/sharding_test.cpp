@@ -241,6 +241,16 @@ TEST(Shard, UnevenSizesAreNoted) {
   EXPECT_LE(weight_share(net, model), 0.31);
 }
 
+TEST(Shard, WhatIsGatheredIsNoted) {
+  Net net;
+  Value* x = net.input("x", {8, 16});
+  Value* h = net.op("MatMul", {x, net.weight("w", {16, 32})}, "h");
+  net.output(net.op("NonZero", {h}, "where"));
+  const ShardedModel model = sharded(net, 2);
+  EXPECT_THAT(model.notes, ::testing::Contains(HasSubstr("'h' for 'where' (NonZero)")));
+  EXPECT_THAT(model.notes, ::testing::Contains(HasSubstr("without a factor rule run whole on every rank: NonZero")));
+}
+
 TEST(Shard, ADimensionOfUnknownSizeIsNotCut) {
   Net net;
   Value* x = net.input("x", {Dim("batch"), 8});
