@@ -14,6 +14,9 @@
 //
 // A kernel computes the shape of its outputs from its inputs. Where the program has planned the output it gets the planned
 // memory, otherwise (shapes that depend on data) memory from the rank's pool.
+//
+// A device's kernel has the same form. Its views point to device memory, `run` puts its work on the device's stream and returns
+// without waiting for it, and what it reads on the host (`KernelRecord::host_inputs`) comes as host memory.
 #pragma once
 #include <functional>
 #include <span>
@@ -27,6 +30,8 @@
 
 namespace fretsaw {
 
+class Device;
+
 // Gives a kernel its memory while it runs; the executor implements it.
 class KernelMemory {
  public:
@@ -38,8 +43,9 @@ class KernelMemory {
 
 class RunContext {
  public:
-  RunContext(std::span<RuntimeValue* const> inputs, std::span<RuntimeValue* const> outputs, KernelMemory& memory, int threads)
-      : inputs_(inputs), outputs_(outputs), memory_(memory), threads_(threads) {}
+  RunContext(std::span<RuntimeValue* const> inputs, std::span<RuntimeValue* const> outputs, KernelMemory& memory, int threads,
+             Device* device = nullptr)
+      : inputs_(inputs), outputs_(outputs), memory_(memory), threads_(threads), device_(device) {}
 
   size_t input_count() const { return inputs_.size(); }
   bool has_input(size_t i) const { return i < inputs_.size() && inputs_[i] && inputs_[i]->kind != RuntimeValue::Kind::absent; }
@@ -54,25 +60,30 @@ class RunContext {
   RuntimeValue& output_value(size_t i);  // for sequences and optionals; the kernel fills it
   void* scratch(size_t bytes) { return memory_.scratch(bytes); }
   int threads() const { return threads_; }
+  Device& device() const { return *device_; }  // of a device's kernel
 
  private:
   std::span<RuntimeValue*const> inputs_, outputs_;  // null where left out
   KernelMemory& memory_;
   int threads_;
+  Device* device_;
 };
 
-// What is known when a kernel is made. A fused step has several nodes: the first is the contraction, the others follow it
-// elementwise; `inputs()` are then the first node's inputs and after them what the others take from outside, in node order.
+// What is known when a kernel is made. A fused step has several nodes: the first leads it, the others follow in graph order.
+// `inputs` are then the first node's inputs and after them what the others take from outside, in node order (a value that two
+// nodes take may stand there twice). `outputs` are those values that are used outside the step, in node order: on the CPU only
+// the last node's output.
 class CompileContext {
  public:
   std::vector<const Node*> nodes;               // one, or a fusion group
   std::vector<const Value*> inputs;             // null where left out
-  std::vector<const Value*> outputs;            // of the last node
+  std::vector<const Value*> outputs;            // null where nobody asks for it
   std::vector<Type> input_types, output_types;  // shape absent or with unknown dimensions where it depends on data
   std::vector<TensorPtr> constants;             // for each input; null unless it is known now
   std::vector<Layout> offered;                  // for each input: the layout its producer leaves it in
   int threads = 1;
-  bool fast_math = false;  // room for --precision; float32 means float32 while false
+  Device* device = nullptr;  // of a device's kernel
+  bool tf32 = false;         // float32 operands of matrix products and convolutions may be rounded to TF32
 
   const Node& node() const { return *nodes.front(); }
   bool has_input(size_t i) const { return i < inputs.size() && inputs[i] != nullptr; }
@@ -88,6 +99,10 @@ struct CompiledKernel {
   std::vector<Layout> input_layouts, output_layouts;
   // The input that output 0 had best be placed on, where nobody needs it afterwards; the kernel then finds the two at one address.
   int overwrites = -1;
+  // Of a device's kernel: constant inputs that it keeps in a form of its own (`Device::constant`), so that `run` does not read them.
+  std::vector<size_t> packed_inputs;
+  // Of a device's kernel: `run` only puts work on the stream, the same every time, so that it can be captured and replayed.
+  bool capturable = true;
 };
 
 struct KernelRecord {
@@ -99,6 +114,10 @@ struct KernelRecord {
   bool view = false;         // output 0 has input 0's bytes: it may share them (Reshape, Identity, Squeeze)
   bool in_place = false;     // output 0 may overwrite an input of the same size (elementwise)
   bool host_random = false;  // draws random numbers: never folded
+  // Of a device's kernel:
+  std::vector<size_t> host_inputs;  // inputs whose contents it reads on the host (axes, shapes)
+  bool leads = false;               // `make` takes steps of several nodes with this one first, as far as `unsupported` lets them
+  bool follows = false;             // a node that may be a later member of a fused step
 };
 
 class KernelRegistry {

@@ -18,11 +18,15 @@ enum class Layout : uint8_t {
 };
 size_t bytes_of(DType type, const Dims& dims, Layout layout);
 
+// Which memory: the machine's, or that of the rank's device.
+enum class Memory : uint8_t { host, device };
+
 struct TensorView {
   DType dtype = DType::undefined;
   Dims dims;             // the logical shape, whatever the layout
   void* data = nullptr;  // for strings: an array of std::string
   Layout layout = Layout::plain;
+  Memory memory = Memory::host;
 
   int64_t count() const { return count_of(dims); }
   size_t bytes() const { return bytes_of(dtype, dims, layout); }

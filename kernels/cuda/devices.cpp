@@ -22,4 +22,8 @@ std::vector<CudaDevice> cuda_devices() {
   return devices;
 }
 
+bool built_with_cuda() {
+  return true;
+}
+
 }  // namespace fretsaw

@@ -1,10 +1,13 @@
 // The CUDA devices of this machine. A build without CUDA finds none.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 namespace fretsaw {
+
+class Device;
 
 struct CudaDevice {
   int index = 0;
@@ -13,5 +16,10 @@ struct CudaDevice {
   std::vector<int> peers;  // devices whose memory this one can reach directly
 };
 std::vector<CudaDevice> cuda_devices();  // empty as well where there is no driver
+
+bool built_with_cuda();
+// A rank's view of the GPU: a stream, libraries' handles and memory of its own. Several ranks may open one GPU. Throws Error (code device)
+// when there is no such GPU, or the build is without CUDA.
+std::unique_ptr<Device> open_cuda_device(int index);
 
 }  // namespace fretsaw
