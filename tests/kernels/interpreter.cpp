@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "graph/passes.h"
+#include "tests/kernels/on_device.h"
 
 namespace fretsaw::testing {
 
@@ -80,6 +81,23 @@ CompileContext context_for(const Node& node, const std::vector<RuntimeValue*>& i
   return c;
 }
 
+// What the device makes of the node; where it has no kernel, what the CPU has made.
+std::vector<RuntimeValue> repeated_on_device(Device& device, CompileContext c, const std::vector<RuntimeValue*>& inputs,
+                                             std::vector<RuntimeValue> from_cpu, const InterpreterOptions& options) {
+  c.device = &device;
+  for (Layout& layout : c.offered)
+    if (layout != Layout::nhwc) layout = Layout::plain;
+  for (size_t i = 0; i < from_cpu.size(); ++i) {
+    if (c.outputs[i] && from_cpu[i].kind == RuntimeValue::Kind::tensor) c.output_types[i] = type_of(from_cpu[i], options.hide_shapes);
+  }
+  const std::string reason = why_unsupported_on_device(c);
+  if (!reason.empty()) {
+    ++host_fallbacks()[c.node().op + ": " + reason];
+    return from_cpu;
+  }
+  return run_on_device(device, c, inputs);
+}
+
 }  // namespace
 
 RuntimeValue value_of(const TensorPtr& tensor) {
@@ -140,7 +158,8 @@ std::vector<RuntimeValue> run_node(const Node& node, const std::vector<RuntimeVa
     OwningMemory memory(out);
     RunContext run(in, out, memory, options.threads);
     kernel.run(run);
-    return results;
+    Device* device = options.device ? options.device : test_device();
+    return device ? repeated_on_device(*device, context, inputs, std::move(results), options) : results;
   } catch (const Error& e) {
     throw e.at_node(node.name, node.op);
   }

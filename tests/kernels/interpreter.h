@@ -16,6 +16,8 @@ struct InterpreterOptions {
   bool hide_shapes = false;
   // [N, C, H, W] inputs of the graph are handed over in this layout, so that kernels meet layouts other than the plain one.
   Layout layout = Layout::plain;
+  // Nodes run on this device where it has a kernel for them; by default on test_device().
+  Device* device = nullptr;
 };
 
 // A constant as kernels see it; shares its bytes.

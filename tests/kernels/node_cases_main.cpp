@@ -2,6 +2,7 @@
 //
 //   node_cases /tmp/cases/test_add*                 prints the failing tests with the reason, and a count
 //   --threads=N --hide-shapes --layout=nhwc|8c|16c  as InterpreterOptions has them
+//   FRETSAW_TEST_DEVICE=cuda                        on the GPU where it has a kernel; counts and lists what it has none for
 //   --verbose                                       names the passing tests too
 #include <cstdio>
 #include <filesystem>
@@ -12,6 +13,7 @@
 #include "graph/errors.h"
 #include "graph/io.h"
 #include "tests/kernels/interpreter.h"
+#include "tests/kernels/on_device.h"
 #include "tests/kernels/test_data.h"
 
 namespace fretsaw::testing {
@@ -41,7 +43,7 @@ std::string failure_of(const std::string& folder, const InterpreterOptions& opti
 }
 
 int run_cases(const std::vector<std::string>& folders, const InterpreterOptions& options, bool verbose) {
-  int passed = 0;
+  int passed = 0, without_fallback = 0;
   std::map<std::string, std::string> failures;
   for (const std::string& folder : folders) {
     if (!std::filesystem::exists(folder + "/model.onnx")) continue;
@@ -50,14 +52,19 @@ int run_cases(const std::vector<std::string>& folders, const InterpreterOptions&
       std::printf("%s\n", name.c_str());  // before it runs, so that the last line names a test that crashed
       std::fflush(stdout);
     }
+    const auto fallbacks = host_fallbacks();
     const std::string reason = failure_of(folder, options);
     if (reason.empty())
-      ++passed;
+      ++passed, without_fallback += fallbacks == host_fallbacks();
     else
       failures[name] = reason;
   }
   for (const auto& [name, reason] : failures) std::printf("FAIL %s: %s\n", name.c_str(), reason.c_str());
   std::printf("%d of %zu pass\n", passed, static_cast<size_t>(passed) + failures.size());
+  if (test_device()) {
+    std::printf("%d of them on the device alone; on the host:\n", without_fallback);
+    for (const auto& [what, count] : host_fallbacks()) std::printf("  %4d %s\n", count, what.c_str());
+  }
   return failures.empty() ? 0 : 1;
 }
 
