@@ -1,5 +1,6 @@
 // Parts of the movement kernels that sequences and padding share.
 #pragma once
+#include <string>
 #include <vector>
 
 #include "kernels/kernel.h"
@@ -24,5 +25,17 @@ struct SliceRange {
   int64_t start, step, count;
 };
 SliceRange slice_range(int64_t start, int64_t end, int64_t step, int64_t extent);
+
+enum class PadMode : uint8_t { constant, edge, reflect, wrap };
+PadMode pad_mode_of(const std::string& name);
+
+// What becomes of one dimension: [crop_start, crop_start + kept) of the input, `before` elements in front, `after` behind.
+struct PadAxis {
+  int64_t crop_start = 0, kept = 0, before = 0, after = 0;
+  int64_t extent() const { return before + kept + after; }
+};
+std::vector<PadAxis> padded_axes(RunContext& r);                                      // of a Pad node
+std::vector<PadAxis> centred_axes(RunContext& r, const std::vector<int64_t>* named);  // of a CenterCropPad node; null: all axes
+Dims extents_of(const std::vector<PadAxis>& axes);
 
 }  // namespace fretsaw

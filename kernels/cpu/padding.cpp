@@ -7,9 +7,6 @@
 #include "kernels/cpu/parallel.h"
 
 namespace fretsaw {
-namespace {
-
-enum class PadMode { constant, edge, reflect, wrap };
 
 PadMode pad_mode_of(const std::string& name) {
   if (name == "constant") return PadMode::constant;
@@ -19,11 +16,7 @@ PadMode pad_mode_of(const std::string& name) {
   throw Error("there is no padding mode '" + name + "'", "use constant, edge, reflect or wrap");
 }
 
-// What becomes of one dimension: [crop_start, crop_start + kept) of the input, `before` elements in front, `after` behind.
-struct PadAxis {
-  int64_t crop_start = 0, kept = 0, before = 0, after = 0;
-  int64_t extent() const { return before + kept + after; }
-};
+namespace {
 
 PadAxis pad_axis(int64_t extent, int64_t before, int64_t after) {
   constexpr int64_t kLimit = int64_t{1} << 40;
@@ -38,6 +31,50 @@ PadAxis pad_axis(int64_t extent, int64_t before, int64_t after) {
   if (axis.kept < 0) throw Error("negative padding cuts more than the dimension's " + std::to_string(extent) + " elements");
   return axis;
 }
+
+}  // namespace
+
+std::vector<PadAxis> padded_axes(RunContext& r) {
+  const Dims& dims = r.input(0).dims;
+  const std::vector<int64_t> pads = r.input_ints(1);
+  std::vector<int64_t> named(dims.size());
+  std::iota(named.begin(), named.end(), 0);
+  if (r.has_input(3)) named = r.input_ints(3);
+  const std::vector<size_t> front = normalise_axes(named, dims.size());
+  if (pads.size() != 2 * front.size()) {
+    throw Error("pads has " + std::to_string(pads.size()) + " numbers for " + std::to_string(front.size()) + " axes", "give two for each");
+  }
+  std::vector<PadAxis> axes;
+  for (int64_t d : dims) axes.push_back(pad_axis(d, 0, 0));
+  for (size_t i = 0; i < front.size(); ++i) axes[front[i]] = pad_axis(dims[front[i]], pads[i], pads[front.size() + i]);
+  return axes;
+}
+
+std::vector<PadAxis> centred_axes(RunContext& r, const std::vector<int64_t>* named) {
+  const Dims& dims = r.input(0).dims;
+  const std::vector<int64_t> shape = r.input_ints(1);
+  std::vector<int64_t> all(dims.size());
+  std::iota(all.begin(), all.end(), 0);
+  const std::vector<size_t> front = normalise_axes(named ? *named : all, dims.size());
+  require(shape.size() == front.size(), "the target shape must have one number for each axis");
+  std::vector<PadAxis> axes;
+  for (int64_t d : dims) axes.push_back(pad_axis(d, 0, 0));
+  for (size_t i = 0; i < front.size(); ++i) {
+    const int64_t extent = dims[front[i]];
+    require(shape[i] >= 0 && shape[i] < (int64_t{1} << 40), "a target dimension is negative or too large");
+    const int64_t added = shape[i] - extent, before = added / 2;  // both cropping and padding put the odd element behind
+    axes[front[i]] = pad_axis(extent, before, added - before);
+  }
+  return axes;
+}
+
+Dims extents_of(const std::vector<PadAxis>& axes) {
+  Dims dims;
+  for (const PadAxis& axis : axes) dims.push_back(axis.extent());
+  return dims;
+}
+
+namespace {
 
 // Where element `i` of the padded dimension comes from in the input.
 int64_t source_index(const PadAxis& axis, int64_t i, PadMode mode) {
@@ -136,21 +173,8 @@ CompiledKernel make_pad(const CompileContext& c) {
   const PadMode mode = pad_mode_of(c.node().get_string("mode", "constant"));
   return {[mode](RunContext& r) {
     const TensorView& x = r.input(0);
-    const std::vector<int64_t> pads = r.input_ints(1);
-    std::vector<int64_t> named(x.rank());
-    std::iota(named.begin(), named.end(), 0);
-    if (r.has_input(3)) named = r.input_ints(3);
-    const std::vector<size_t> front = normalise_axes(named, x.rank());
-    if (pads.size() != 2 * front.size()) {
-      throw Error("pads has " + std::to_string(pads.size()) + " numbers for " + std::to_string(front.size()) + " axes",
-                  "give two for each");
-    }
-    std::vector<PadAxis> axes;
-    for (int64_t d : x.dims) axes.push_back(pad_axis(d, 0, 0));
-    for (size_t i = 0; i < front.size(); ++i) axes[front[i]] = pad_axis(x.dims[front[i]], pads[i], pads[front.size() + i]);
-    Dims dims;
-    for (const PadAxis& axis : axes) dims.push_back(axis.extent());
-    TensorView& y = sized_output(r, 0, dims, x.dtype);
+    const std::vector<PadAxis> axes = padded_axes(r);
+    TensorView& y = sized_output(r, 0, extents_of(axes), x.dtype);
     if (mode != PadMode::constant) return pad_mapped(r, x, y, axes, mode);
     const FillValue fill(r, 2, x.dtype);
     pad_constant(r, x, y, axes, fill.data(x.dtype));
@@ -162,23 +186,9 @@ CompiledKernel make_center_crop_pad(const CompileContext& c) {
   const bool has_axes = c.node().has("axes");
   return {[=](RunContext& r) {
     const TensorView& x = r.input(0);
-    const std::vector<int64_t> shape = r.input_ints(1);
-    std::vector<int64_t> all(x.rank());
-    std::iota(all.begin(), all.end(), 0);
-    const std::vector<size_t> front = normalise_axes(has_axes ? named : all, x.rank());
-    require(shape.size() == front.size(), "the target shape must have one number for each axis");
-    std::vector<PadAxis> axes;
-    for (int64_t d : x.dims) axes.push_back(pad_axis(d, 0, 0));
-    for (size_t i = 0; i < front.size(); ++i) {
-      const int64_t extent = x.dims[front[i]];
-      require(shape[i] >= 0 && shape[i] < (int64_t{1} << 40), "a target dimension is negative or too large");
-      const int64_t added = shape[i] - extent, before = added / 2;  // both cropping and padding put the odd element behind
-      axes[front[i]] = pad_axis(extent, before, added - before);
-    }
-    Dims dims;
-    for (const PadAxis& axis : axes) dims.push_back(axis.extent());
+    const std::vector<PadAxis> axes = centred_axes(r, has_axes ? &named : nullptr);
     const FillValue fill(r, 2, x.dtype);
-    pad_constant(r, x, sized_output(r, 0, dims, x.dtype), axes, fill.data(x.dtype));
+    pad_constant(r, x, sized_output(r, 0, extents_of(axes), x.dtype), axes, fill.data(x.dtype));
   }};
 }
 

@@ -1,13 +1,13 @@
 // Operators that change a tensor's shape and keep its elements: Reshape and its kin, Identity, Shape, Size, Transpose.
+#include "kernels/cpu/reshaping.h"
+
 #include <algorithm>
 
 #include "kernels/cpu/element_copy.h"
 #include "kernels/cpu/families.h"
 
 namespace fretsaw {
-namespace {
 
-// Fills in zeros (the input's dimension, unless `allow_zero`) and one -1 of a requested shape.
 Dims reshaped_dims(const Dims& from, Dims to, bool allow_zero) {
   int64_t unknown = -1, known = 1;
   for (size_t i = 0; i < to.size(); ++i) {
@@ -36,6 +36,41 @@ Dims reshaped_dims(const Dims& from, Dims to, bool allow_zero) {
   return to;
 }
 
+Dims flattened_dims(const Dims& dims, int64_t axis) {
+  const auto rank = static_cast<int64_t>(dims.size());
+  const auto cut = axis == rank ? dims.size() : normalise_axis(axis, dims.size());  // may stand behind the last dimension
+  return {product(dims, 0, cut), product(dims, cut, dims.size())};
+}
+
+Dims squeezed_dims(RunContext& r) {
+  const Dims& dims = r.input(0).dims;
+  const bool all = !r.has_input(1);
+  const std::vector<size_t> axes = all ? std::vector<size_t>{} : normalise_axes(r.input_ints(1), dims.size());
+  Dims kept;
+  for (size_t i = 0; i < dims.size(); ++i) {
+    const bool named = std::find(axes.begin(), axes.end(), i) != axes.end();
+    if (named && dims[i] != 1) throw Error("axis " + std::to_string(i) + " of " + to_string(dims) + " can't be squeezed", "it must be 1");
+    if (!named && !(all && dims[i] == 1)) kept.push_back(dims[i]);
+  }
+  return kept;
+}
+
+Dims unsqueezed_dims(RunContext& r) {
+  const Dims& dims = r.input(0).dims;
+  const std::vector<int64_t> given = r.input_ints(1);
+  const size_t rank = dims.size() + given.size();
+  const std::vector<size_t> axes = normalise_axes(given, rank);
+  Dims wider;
+  size_t next = 0;
+  for (size_t i = 0; i < rank; ++i) {
+    const bool added = std::find(axes.begin(), axes.end(), i) != axes.end();
+    wider.push_back(added ? 1 : dims[next++]);
+  }
+  return wider;
+}
+
+namespace {
+
 // Output 0 with input 0's elements under another shape.
 void write_view(RunContext& r, const Dims& dims) {
   const TensorView& x = r.input(0);
@@ -49,43 +84,15 @@ CompiledKernel make_reshape(const CompileContext& c) {
 
 CompiledKernel make_flatten(const CompileContext& c) {
   const int64_t axis = c.node().get_int("axis", 1);
-  return {[axis](RunContext& r) {
-    const Dims& dims = r.input(0).dims;
-    const auto rank = static_cast<int64_t>(dims.size());
-    const auto cut = axis == rank ? dims.size() : normalise_axis(axis, dims.size());  // may stand behind the last dimension
-    write_view(r, {product(dims, 0, cut), product(dims, cut, dims.size())});
-  }};
+  return {[axis](RunContext& r) { write_view(r, flattened_dims(r.input(0).dims, axis)); }};
 }
 
 CompiledKernel make_squeeze(const CompileContext&) {
-  return {[](RunContext& r) {
-    const Dims& dims = r.input(0).dims;
-    const bool all = !r.has_input(1);
-    const std::vector<size_t> axes = all ? std::vector<size_t>{} : normalise_axes(r.input_ints(1), dims.size());
-    Dims kept;
-    for (size_t i = 0; i < dims.size(); ++i) {
-      const bool named = std::find(axes.begin(), axes.end(), i) != axes.end();
-      if (named && dims[i] != 1) throw Error("axis " + std::to_string(i) + " of " + to_string(dims) + " can't be squeezed", "it must be 1");
-      if (!named && !(all && dims[i] == 1)) kept.push_back(dims[i]);
-    }
-    write_view(r, kept);
-  }};
+  return {[](RunContext& r) { write_view(r, squeezed_dims(r)); }};
 }
 
 CompiledKernel make_unsqueeze(const CompileContext&) {
-  return {[](RunContext& r) {
-    const Dims& dims = r.input(0).dims;
-    const std::vector<int64_t> given = r.input_ints(1);
-    const size_t rank = dims.size() + given.size();
-    const std::vector<size_t> axes = normalise_axes(given, rank);
-    Dims wider;
-    size_t next = 0;
-    for (size_t i = 0; i < rank; ++i) {
-      const bool added = std::find(axes.begin(), axes.end(), i) != axes.end();
-      wider.push_back(added ? 1 : dims[next++]);
-    }
-    write_view(r, wider);
-  }};
+  return {[](RunContext& r) { write_view(r, unsqueezed_dims(r)); }};
 }
 
 CompiledKernel make_identity(const CompileContext& c) {

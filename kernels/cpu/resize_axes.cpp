@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
-#include "graph/errors.h"
+#include "kernels/cpu/element_copy.h"
+#include "kernels/cpu/numbers.h"
 
 namespace fretsaw {
 
@@ -88,6 +90,40 @@ double kernel_value(const ResizeRule& rule, double distance) {
   return x < 2 ? ((a * x - 5 * a) * x + 8 * a) * x - 4 * a : 0;
 }
 
+// Sizes of the named axes from the input `sizes`.
+void use_sizes(const ResizeNode& node, const std::vector<int64_t>& sizes, const std::vector<size_t>& axes, std::vector<AxisSize>& result) {
+  require(sizes.size() == axes.size(), "there must be one size for each axis");
+  double common = node.policy == AspectPolicy::not_larger ? HUGE_VAL : 0;
+  for (size_t i = 0; i < axes.size(); ++i) {
+    AxisSize& axis = result[axes[i]];
+    require(axis.in > 0 || sizes[i] == 0, "an axis without elements can't be resized");
+    axis.out = sizes[i];
+    axis.from_sizes = true;
+    axis.scale = axis.in > 0 ? static_cast<double>(axis.out) / static_cast<double>(axis.in) : 1;
+    common = node.policy == AspectPolicy::not_larger ? std::min(common, axis.scale) : std::max(common, axis.scale);
+  }
+  if (node.policy == AspectPolicy::stretch) return;
+  for (size_t i : axes) {
+    AxisSize& axis = result[i];
+    const double out = std::floor(common * static_cast<double>(axis.in) + 0.5);
+    require(out < 0x1p40, "the resized tensor is too large");
+    axis.out = static_cast<int64_t>(out);
+    axis.scale = common;
+    axis.from_sizes = false;
+  }
+}
+
+void use_scales(const std::vector<double>& scales, const std::vector<size_t>& axes, std::vector<AxisSize>& result) {
+  require(scales.size() == axes.size(), "there must be one scale for each axis");
+  for (size_t i = 0; i < axes.size(); ++i) {
+    AxisSize& axis = result[axes[i]];
+    const double out = std::floor(static_cast<double>(axis.in) * scales[i]);
+    if (!(scales[i] > 0) || !(out < 0x1p40)) throw Error("a scale of " + std::to_string(scales[i]) + " is out of range");
+    axis.out = static_cast<int64_t>(out);
+    axis.scale = scales[i];
+  }
+}
+
 // Fills output j with the kernel around x; `first` is the offset of the first tap from the element left of x.
 void fill_taps(const ResizeRule& rule, AxisTaps& axis, int64_t j, double x, int64_t first, double kernel_scale) {
   double left = std::floor(x), ratio = x - left;
@@ -116,6 +152,38 @@ ResizeRule::ResizeRule(const Node& node)
       cubic_a(node.get_float("cubic_coeff_a", -0.75f)),
       antialias(node.get_int("antialias", 0) != 0 && mode != ResizeMode::nearest),
       exclude_outside(node.get_int("exclude_outside", 0) != 0) {}
+
+ResizeNode::ResizeNode(const Node& node)
+    : rule(node), axes(node.get_ints("axes")), has_axes(node.has("axes")), extrapolation(node.get_float("extrapolation_value", 0)) {
+  const std::string name = node.get_string("keep_aspect_ratio_policy", "stretch");
+  require(name == "stretch" || name == "not_larger" || name == "not_smaller",
+          "keep_aspect_ratio_policy must be stretch, not_larger or not_smaller");
+  policy = name == "stretch" ? AspectPolicy::stretch : name == "not_larger" ? AspectPolicy::not_larger : AspectPolicy::not_smaller;
+}
+
+std::vector<AxisSize> axis_sizes(const ResizeNode& node, RunContext& r) {
+  const Dims& dims = r.input(0).dims;
+  std::vector<AxisSize> sizes(dims.size());
+  for (size_t i = 0; i < dims.size(); ++i) sizes[i].in = sizes[i].out = dims[i];
+  std::vector<int64_t> named(dims.size());
+  std::iota(named.begin(), named.end(), 0);
+  const std::vector<size_t> axes = normalise_axes(node.has_axes ? node.axes : named, dims.size());
+  const bool has_scales = r.has_input(2) && r.input(2).count() > 0;
+  if (!has_scales && !r.has_input(3)) throw Error("neither scales nor sizes are given", "give one of them");
+  if (has_scales) {
+    use_scales(as_doubles(r.input(2)), axes, sizes);
+  } else {
+    use_sizes(node, r.input_ints(3), axes, sizes);
+  }
+  if (node.rule.coordinates != Coordinates::tf_crop_and_resize) return sizes;
+  const std::vector<double> roi = as_doubles(r.input(1));  // all starts, then all ends
+  require(roi.size() == 2 * axes.size(), "the region must have a start and an end for each axis");
+  for (size_t i = 0; i < axes.size(); ++i) {
+    sizes[axes[i]].roi_start = roi[i];
+    sizes[axes[i]].roi_end = roi[axes.size() + i];
+  }
+  return sizes;
+}
 
 AxisTaps axis_taps(const ResizeRule& rule, const AxisSize& size) {
   AxisTaps axis{.in = size.in, .out = size.out};

@@ -29,6 +29,20 @@ struct AxisSize {
   double roi_start = 0, roi_end = 1;  // of tf_crop_and_resize, as parts of the axis
 };
 
+enum class AspectPolicy : uint8_t { stretch, not_larger, not_smaller };
+
+struct ResizeNode {
+  ResizeRule rule;
+  AspectPolicy policy = AspectPolicy::stretch;
+  std::vector<int64_t> axes;  // empty: all
+  bool has_axes = false;
+  float extrapolation = 0;
+
+  explicit ResizeNode(const Node& node);  // throws Error for values ONNX does not know
+};
+// What becomes of each axis, from the inputs roi, scales and sizes on the host.
+std::vector<AxisSize> axis_sizes(const ResizeNode& node, RunContext& r);
+
 // Output j is the sum over t of weight[t * out + j] * input[index[t * out + j]].
 struct AxisTaps {
   int64_t in = 0, out = 0, taps = 1;
