@@ -1,0 +1,43 @@
+// What is done to a sum before it is stored.
+#pragma once
+#include "kernels/cuda/float_types.cuh"
+#include "kernels/cuda/matmul_product.h"
+
+namespace fretsaw::cuda {
+
+template <typename T>
+__device__ inline T activate(T x, Activation activation) {
+  if (activation == Activation::relu) return x > T(0) || x != x ? x : T(0);
+  if constexpr (static_cast<T>(0.5) != T(0)) {
+    if (activation == Activation::gelu_tanh) return T(0.5) * x * (T(1) + tanh(T(0.79788456080286535588) * (x + T(0.044715) * x * x * x)));
+  }
+  return x;
+}
+
+// One element of D from its sum; `at` is its place in D and C.
+template <typename T>
+struct Epilogue {
+  Sum<T> alpha, beta;
+  const T *c, *bias;  // null where there is none
+  T* d;
+  Activation activation;
+
+  __device__ void store(int64_t at, int64_t column, Sum<T> sum) const {
+    Sum<T> value = alpha * sum;
+    if (c) value += beta * widen(c[at]);
+    if (bias) value += widen(bias[column]);
+    d[at] = narrow<T>(activate(value, activation));
+  }
+};
+
+template <typename T>
+Epilogue<T> epilogue_of(const ProductSpec& spec, const ProductOperands& o) {
+  return {static_cast<Sum<T>>(spec.alpha),
+          static_cast<Sum<T>>(spec.beta),
+          spec.beta != 0 ? static_cast<const T*>(o.c) : nullptr,
+          spec.bias ? static_cast<const T*>(o.bias) : nullptr,
+          static_cast<T*>(o.d),
+          spec.activation};
+}
+
+}  // namespace fretsaw::cuda

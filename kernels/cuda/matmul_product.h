@@ -1,0 +1,66 @@
+// A batched matrix product on the GPU, with what follows it. How it is computed is chosen when it is made.
+//
+//   D [.., M, N] = activation(alpha * A [.., M, K] B [.., K, N] + beta * C [.., M, N] + bias [N])
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/cuda.h"
+
+namespace fretsaw::cuda {
+
+enum class Activation : uint8_t { none, relu, gelu_tanh };
+
+// One batch dimension: elements from one matrix to the next, of A, B, and of D (and C).
+struct ProductBatch {
+  int64_t count = 1, a = 0, b = 0, d = 0;
+};
+
+struct ProductSpec {
+  DType type = DType::float32;
+  bool tf32 = false;
+  int64_t M = 0, N = 0, K = 0;
+  // Element (i, k) of A stands at i * a_row + k * a_column, one of which is 1; B likewise. D and C are dense.
+  int64_t a_row = 0, a_column = 1, b_row = 0, b_column = 1;
+  std::vector<ProductBatch> batches;  // outermost first
+  double alpha = 1, beta = 0;
+  bool bias = false;
+  Activation activation = Activation::none;
+};
+
+struct ProductOperands {
+  const void *a = nullptr, *b = nullptr, *c = nullptr, *bias = nullptr;
+  void* d = nullptr;  // may be C
+};
+
+// Merges batch dimensions, and makes rows of those that share B, so that few large products remain.
+void simplify(ProductSpec& spec);
+// The batch dimensions of two operands that broadcast as numpy's do; `a` and `b` without the two last dimensions.
+std::vector<ProductBatch> broadcast_batches(const Dims& a, const Dims& b, int64_t a_matrix, int64_t b_matrix, int64_t d_matrix);
+// Elements from the first to the last one of an operand.
+struct ProductExtents {
+  int64_t a = 0, b = 0, d = 0;
+};
+ProductExtents extents_of(const ProductSpec& spec);
+// Everything that a choice of algorithm depends on.
+std::string describe(const ProductSpec& spec);
+
+class Product {
+ public:
+  Product(GpuDevice& device, ProductSpec spec);
+  ~Product();
+  Product(const Product&) = delete;
+  Product& operator=(const Product&) = delete;
+  size_t scratch_bytes() const;  // that `run` needs
+  void run(const ProductOperands& operands, void* scratch, cudaStream_t stream);
+
+ private:
+  struct Implementation;
+  std::unique_ptr<Implementation> self_;
+};
+
+// The smallest power of two, up to 16, that divides all these byte counts.
+size_t common_alignment(std::initializer_list<int64_t> bytes);
+
+}  // namespace fretsaw::cuda

@@ -1,0 +1,17 @@
+// How a product is computed: timed once on the device, and remembered on disk and in the process.
+#pragma once
+#include "kernels/cuda/matmul_lt.h"
+
+namespace fretsaw::cuda {
+
+struct ProductChoice {
+  enum class Kind : uint8_t { simple, small, lt };
+  Kind kind = Kind::simple;
+  LtAlgorithm algorithm;           // of lt
+  bool separate_epilogue = false;  // cuBLASLt knows no algorithm with the bias and activation: they follow in a kernel of their own
+};
+
+// `spec` has at most one batch dimension, and elements. Where the choice is lt, `lt` is what runs it.
+ProductChoice choose(GpuDevice& device, const ProductSpec& spec, size_t alignment, std::unique_ptr<LtProduct>& lt);
+
+}  // namespace fretsaw::cuda

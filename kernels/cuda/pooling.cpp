@@ -1,8 +1,0 @@
-// Pooling.
-#include "kernels/cuda/cuda.h"
-
-namespace fretsaw::cuda {
-
-void register_pooling(KernelRegistry&) {}
-
-}  // namespace fretsaw::cuda
