@@ -20,8 +20,8 @@ class DeviceEvent {
  public:
   virtual ~DeviceEvent() = default;
   virtual bool done() = 0;
-  virtual void wait() = 0;                              // on the host
-  virtual double us_since(DeviceEvent& earlier) = 0;    // both done, of one device and timed
+  virtual void wait() = 0;                            // on the host
+  virtual double us_since(DeviceEvent& earlier) = 0;  // both done, of one device and timed
 };
 
 // Work that was recorded from the stream, to be put there again as one.
@@ -47,14 +47,15 @@ class Device {
   virtual void* allocate_pinned(size_t bytes) = 0;
   virtual void release_pinned(void* memory) noexcept = 0;
 
-  virtual void* stream() = 0;  // a cudaStream_t
+  virtual void* stream() = 0;                                           // a cudaStream_t
   virtual void upload(void* to, const void* from, size_t bytes) = 0;    // `from` has been read when it returns
   virtual void download(void* to, const void* from, size_t bytes) = 0;  // waits: `to` has been written when it returns
   virtual void copy(void* to, const void* from, size_t bytes) = 0;
   // `count` rows of `row_bytes`, whose beginnings are `to_stride` and `from_stride` bytes apart.
   virtual void copy_rows(void* to, size_t to_stride, const void* from, size_t from_stride, size_t row_bytes, size_t count) = 0;
-  virtual void clear(void* to, size_t bytes) = 0;  // zeros
-  virtual void synchronize() = 0;                  // waits for all work; throws when some of it failed
+  virtual void clear(void* to, size_t bytes) = 0;                          // zeros
+  virtual void reorder(const TensorView& from, const TensorView& to) = 0;  // between the layouts plain and nhwc
+  virtual void synchronize() = 0;                                          // waits for all work; throws when some of it failed
 
   virtual std::shared_ptr<DeviceEvent> record(bool timed = false) = 0;
   virtual void wait_for(DeviceEvent& event) = 0;  // the stream's later work waits; the host does not

@@ -81,6 +81,7 @@ TensorView& RunContext::output(size_t i, const Dims& dims, DType dtype, Layout l
   value.tensor.dtype = dtype;
   value.tensor.dims = dims;
   value.tensor.layout = layout;
+  value.tensor.memory = device_ ? Memory::device : Memory::host;
   value.tensor.data = data;
   return value.tensor;
 }

@@ -60,6 +60,7 @@ class RunContext {
   RuntimeValue& output_value(size_t i);  // for sequences and optionals; the kernel fills it
   void* scratch(size_t bytes) { return memory_.scratch(bytes); }
   int threads() const { return threads_; }
+  bool on_device() const { return device_ != nullptr; }
   Device& device() const { return *device_; }  // of a device's kernel
 
  private:

@@ -74,15 +74,77 @@ struct Rows {
   size_t from_stride, row_bytes;
   int64_t count;
 };
-void copy_rows(const Rows& rows, int threads) {
+
+// Copies where the tensors are: on the host, or on the device's stream.
+class Mover {
+ public:
+  explicit Mover(const RunContext& r) : device_(r.on_device() ? &r.device() : nullptr), threads_(r.threads()) {}
+
+  void copy(void* to, const void* from, size_t bytes) const {
+    if (device_) {
+      device_->copy(to, from, bytes);
+    } else {
+      std::memcpy(to, from, bytes);
+    }
+  }
+  void clear(void* to, size_t bytes) const {
+    if (device_) {
+      device_->clear(to, bytes);
+    } else {
+      std::memset(to, 0, bytes);
+    }
+  }
+  void copy_rows(const Rows& rows) const;
+
+ private:
+  Device* device_;
+  int threads_;
+};
+
+void Mover::copy_rows(const Rows& rows) const {
   if (rows.row_bytes == 0) return;
+  if (device_) {
+    return device_->copy_rows(rows.to, rows.to_stride, rows.from, rows.from_stride, rows.row_bytes, static_cast<size_t>(rows.count));
+  }
   const int64_t grain = kGrainElements * static_cast<int64_t>(sizeof(float)) / static_cast<int64_t>(rows.row_bytes) + 1;
-  parallel_for(rows.count, grain, threads, [&](int64_t begin, int64_t end) {
+  parallel_for(rows.count, grain, threads_, [&](int64_t begin, int64_t end) {
     for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
       std::memcpy(rows.to + i * rows.to_stride, rows.from + i * rows.from_stride, rows.row_bytes);
     }
   });
 }
+
+// The exchange itself, among the hosts' memories or the devices'.
+class Exchange {
+ public:
+  Exchange(const RunContext& r, const RankContext::Group& group)
+      : host_(*group.ranks), devices_(r.on_device() ? group.devices.get() : nullptr) {}
+
+  void all_reduce(ConstBytes in, Bytes out, DType dtype, Reduction reduction) const {
+    if (devices_) return devices_->all_reduce(in.data(), out.data(), in.size(), dtype, reduction);
+    host_.all_reduce(in, out, dtype, reduction);
+  }
+  void all_gather(ConstBytes in, Bytes out) const {
+    if (devices_) return devices_->all_gather(in.data(), out.data(), in.size());
+    host_.all_gather(in, out);
+  }
+  void reduce_scatter(ConstBytes in, Bytes out, DType dtype, Reduction reduction) const {
+    if (devices_) return devices_->reduce_scatter(in.data(), out.data(), in.size(), dtype, reduction);
+    host_.reduce_scatter(in, out, dtype, reduction);
+  }
+  void all_to_all(ConstBytes in, Bytes out) const {
+    if (devices_) return devices_->all_to_all(in.data(), out.data(), in.size());
+    host_.all_to_all(in, out);
+  }
+  void broadcast(Bytes data, int root) const {
+    if (devices_) return devices_->broadcast(data.data(), data.size(), root);
+    host_.broadcast(data, root);
+  }
+
+ private:
+  Communicator& host_;
+  DeviceCommunicator* devices_;
+};
 
 // The ranks' parts of an axis, and blocks that hold one each: part `r` in rows, from the beginning of block `r`.
 struct Parts {
@@ -102,20 +164,20 @@ struct Parts {
   bool lie_in_blocks() const {
     return around.outer == 1 && std::all_of(sizes.begin(), sizes.end(), [&](int64_t size) { return size == largest; });
   }
-  void from_blocks(std::byte* tensor, const std::byte* blocks, int threads) const {
+  void from_blocks(std::byte* tensor, const std::byte* blocks, const Mover& mover) const {
     const size_t whole_row = around.row_bytes(total);
     for (size_t r = 0, at = 0; r < sizes.size(); ++r) {
       const size_t row = around.row_bytes(sizes[r]);
-      copy_rows({tensor + at, whole_row, blocks + r * block_bytes, row, row, around.outer}, threads);
+      mover.copy_rows({tensor + at, whole_row, blocks + r * block_bytes, row, row, around.outer});
       at += row;
     }
   }
-  void to_blocks(std::byte* blocks, const std::byte* tensor, int threads) const {
+  void to_blocks(std::byte* blocks, const std::byte* tensor, const Mover& mover) const {
     const size_t whole_row = around.row_bytes(total);
     for (size_t r = 0, at = 0; r < sizes.size(); ++r) {
       const size_t row = around.row_bytes(sizes[r]), used = around.part_bytes(sizes[r]);
-      copy_rows({blocks + r * block_bytes, row, tensor + at, whole_row, row, around.outer}, threads);
-      std::memset(blocks + r * block_bytes + used, 0, block_bytes - used);  // it is reduced too
+      mover.copy_rows({blocks + r * block_bytes, row, tensor + at, whole_row, row, around.outer});
+      mover.clear(blocks + r * block_bytes + used, block_bytes - used);  // it is reduced too
       at += row;
     }
   }
@@ -196,14 +258,15 @@ void Collective::check_group(const Node& node) const {
 
 void Collective::copy(RunContext& r) const {
   const TensorView& x = r.input(0);
-  copy_view(r.output(0, x.dims), x, r.threads());
+  TensorView& y = r.output(0, x.dims);
+  if (y.data != x.data) Mover(r).copy(y.data, x.data, x.bytes());
 }
 
 void Collective::all_reduce(RunContext& r) const {
   const TensorView& x = r.input(0);
   TensorView& y = r.output(0, x.dims, x.dtype, layout);
   Call call(rank, group(), op, x.bytes());
-  group().ranks->all_reduce(bytes_in(x), bytes_in(y), x.dtype, reduction);
+  Exchange(r, group()).all_reduce(bytes_in(x), bytes_in(y), x.dtype, reduction);
 }
 
 // What each rank brings along the axis: as the node says, all as much as this rank, or as they tell each other.
@@ -229,24 +292,25 @@ void Collective::all_gather(RunContext& r) const {
   Dims dims = x.dims;
   dims[along] = parts.total;
   TensorView& y = r.output(0, dims, x.dtype, layout);
-  Communicator& ranks = *group().ranks;
+  const Exchange exchange(r, group());
+  const Mover mover(r);
   if (parts.lie_in_blocks()) {
     Call call(rank, group(), op, y.bytes());
-    return ranks.all_gather(bytes_in(x), bytes_in(y));
+    return exchange.all_gather(bytes_in(x), bytes_in(y));
   }
   const size_t block = parts.block_bytes;
   const bool padded = own < parts.largest;
   auto* blocks = static_cast<std::byte*>(r.scratch(parts.blocks_bytes() + (padded ? block : 0)));
   std::byte* sent = padded ? blocks + parts.blocks_bytes() : data_of(x);
   if (padded) {
-    std::memcpy(sent, x.data, x.bytes());
-    std::memset(sent + x.bytes(), 0, block - x.bytes());
+    mover.copy(sent, x.data, x.bytes());
+    mover.clear(sent + x.bytes(), block - x.bytes());
   }
   {
     Call call(rank, group(), op, y.bytes());
-    ranks.all_gather({sent, block}, {blocks, parts.blocks_bytes()});
+    exchange.all_gather({sent, block}, {blocks, parts.blocks_bytes()});
   }
-  parts.from_blocks(data_of(y), blocks, r.threads());
+  parts.from_blocks(data_of(y), blocks, mover);
 }
 
 // The part of each rank: as the node says; uneven ones that it doesn't name are ceil(total / ranks) each and the rest.
@@ -270,25 +334,26 @@ void Collective::reduce_scatter(RunContext& r) const {
   const size_t along = normalise_axis(tensor_axis, x.rank());
   const std::vector<int64_t> found = scattered_sizes(x.dims[along]);
   const Parts parts(Around(x, along), found);
-  Communicator& ranks = *group().ranks;
-  const int64_t own = found[static_cast<size_t>(ranks.rank())];
+  const Exchange exchange(r, group());
+  const Mover mover(r);
+  const int64_t own = found[static_cast<size_t>(group().ranks->rank())];
   Dims dims = x.dims;
   dims[along] = own;
   TensorView& y = r.output(0, dims, x.dtype, layout);
   if (parts.lie_in_blocks()) {
     Call call(rank, group(), op, x.bytes());
-    return ranks.reduce_scatter(bytes_in(x), bytes_in(y), x.dtype, reduction);
+    return exchange.reduce_scatter(bytes_in(x), bytes_in(y), x.dtype, reduction);
   }
   const size_t block = parts.block_bytes;
   const bool padded = own < parts.largest;
   auto* blocks = static_cast<std::byte*>(r.scratch(parts.blocks_bytes() + (padded ? block : 0)));
   std::byte* received = padded ? blocks + parts.blocks_bytes() : data_of(y);
-  parts.to_blocks(blocks, data_of(x), r.threads());
+  parts.to_blocks(blocks, data_of(x), mover);
   {
     Call call(rank, group(), op, x.bytes());
-    ranks.reduce_scatter({blocks, parts.blocks_bytes()}, {received, block}, x.dtype, reduction);
+    exchange.reduce_scatter({blocks, parts.blocks_bytes()}, {received, block}, x.dtype, reduction);
   }
-  if (padded) std::memcpy(y.data, received, y.bytes());
+  if (padded) mover.copy(y.data, received, y.bytes());
 }
 
 void Collective::all_to_all(RunContext& r) const {
@@ -311,20 +376,21 @@ void Collective::all_to_all(RunContext& r) const {
   auto* scratch = static_cast<std::byte*>(packed + unpacked ? r.scratch(packed + unpacked) : nullptr);
   std::byte* out = packed ? scratch : data_of(x);
   std::byte* in = unpacked ? scratch + packed : data_of(y);
-  if (packed) sent.to_blocks(out, data_of(x), r.threads());
+  const Mover mover(r);
+  if (packed) sent.to_blocks(out, data_of(x), mover);
   {
     Call call(rank, group(), op, bytes);
-    ranks.all_to_all({out, bytes}, {in, bytes});
+    Exchange(r, group()).all_to_all({out, bytes}, {in, bytes});
   }
-  if (unpacked) received.from_blocks(data_of(y), in, r.threads());
+  if (unpacked) received.from_blocks(data_of(y), in, mover);
 }
 
 void Collective::broadcast(RunContext& r) const {
   const TensorView& x = r.input(0);
   TensorView& y = r.output(0, x.dims);
-  if (group().ranks->rank() == root) copy_view(y, x, r.threads());
+  if (group().ranks->rank() == root && y.data != x.data) Mover(r).copy(y.data, x.data, x.bytes());
   Call call(rank, group(), op, x.bytes());
-  group().ranks->broadcast(bytes_in(y), root);
+  Exchange(r, group()).broadcast(bytes_in(y), root);
 }
 
 using Method = void (Collective::*)(RunContext&) const;
@@ -355,6 +421,8 @@ CompiledKernel make_collective(const CompileContext& c, RankContext& rank) {
   }
   const bool in_place = method == &Collective::all_reduce || method == &Collective::broadcast || method == &Collective::copy;
   if (in_place) kernel.overwrites = 0;
+  const RankContext::Group* group = rank.group(collective->axis);
+  kernel.capturable = !group || (group->devices && group->devices->capturable() && !(collective->uneven && collective->sizes.empty()));
   return kernel;
 }
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "graph/types.h"
+#include "kernels/tensor_view.h"
 
 namespace fretsaw {
 
@@ -32,6 +33,7 @@ using RequestPtr = std::shared_ptr<Request>;
 struct Header {
   DType dtype = DType::undefined;
   Dims dims;
+  Memory memory = Memory::host;  // where the payload is
   bool operator==(const Header&) const = default;
 };
 

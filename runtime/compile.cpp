@@ -5,6 +5,8 @@
 //   Shape-only view              step 2  reorder     nChw8c -> plain
 //                                step 3  alias
 #include <algorithm>
+#include <map>
+#include <tuple>
 #include <unordered_set>
 
 #include "graph/communication_schemas.h"
@@ -21,9 +23,10 @@ using Place = Slot::Place;
 class Compiler {
  public:
   // `border`: the graph that was specialised, which still has its Recv and Send nodes.
-  Compiler(Specialised specialised, const Graph& border, RankContext& rank)
-      : specialised_(std::move(specialised)), border_(border), rank_(rank), program_(std::make_unique<Program>()) {
+  Compiler(Specialised specialised, const Graph& border, RankContext& rank, std::shared_ptr<Device> device)
+      : specialised_(std::move(specialised)), border_(border), rank_(rank), device_(device.get()), program_(std::make_unique<Program>()) {
     program_->model = specialised_.model;
+    program_->device = std::move(device);
   }
 
   // `templates`: the inputs before the graph was specialised.
@@ -32,11 +35,20 @@ class Compiler {
     consumers_ = consumers_of(graph);
     for (const Value* v : graph.outputs) graph_outputs_.insert(v);
     add_inputs(templates);
-    for (const auto& unit : units(graph)) add_unit(unit);
-    for (size_t i = 0; i < graph.outputs.size(); ++i)
-      program_->outputs.push_back(slot_in(graph.outputs[i], layout_of_output(*border_.outputs[i])));
+    if (device_) {
+      host_ = find_host_nodes(graph, *device_, rank_.tf32);
+      program_->fallbacks = host_.fallbacks;
+    }
+    for (const auto& unit : device_ ? device_steps(graph, host_, consumers_, graph_outputs_, *device_, rank_.tf32) : units(graph))
+      add_unit(unit);
+    for (size_t i = 0; i < graph.outputs.size(); ++i) {
+      const Value* v = graph.outputs[i];
+      program_->outputs.push_back(slot_in(v, layout_of_output(*border_.outputs[i]), memory_of(v)));
+    }
+    if (device_) inputs_first();
     place_values(*program_, overwrites_);
     connect();
+    if (device_) find_segments();
     return std::move(program_);
   }
 
@@ -87,14 +99,18 @@ class Compiler {
     return made;
   }
 
-  // The slot that holds the value in this layout; a step that reorders is added where there is none yet.
-  int slot_in(const Value* v, Layout layout) {
+  Slot& slot_at(int number) { return program_->slots[static_cast<size_t>(number)]; }
+  // Where the value's producer leaves it.
+  Memory memory_of(const Value* v) { return slot_at(main_slot(v)).memory; }
+
+  // The slot that holds the value in this layout and memory; a step that copies or reorders is added where there is none yet.
+  int slot_in(const Value* v, Layout layout, Memory memory = Memory::host) {
     int from = main_slot(v);
-    const Slot& source = program_->slots[static_cast<size_t>(from)];
-    if (source.layout == layout) return from;
-    auto [found, added] = reordered_.try_emplace({v, layout}, -1);
+    if (slot_at(from).memory != memory) from = copied_slot(v, from, memory);
+    if (slot_at(from).layout == layout) return from;
+    auto [found, added] = reordered_.try_emplace({v, layout, memory}, -1);
     if (!added) return found->second;
-    Slot slot = source;
+    Slot slot = slot_at(from);
     slot.layout = layout;
     slot.place = Place::pool;
     slot.external = false;
@@ -103,12 +119,42 @@ class Compiler {
     Step step;
     step.node = v->producer;
     step.reorders = true;
+    step.on_device = memory == Memory::device;
     step.inputs = {from};
     step.outputs = {made};
     step.kernel.run = [layout](RunContext& r) {
       const TensorView& x = r.input(0);
-      reorder(x, r.output(0, x.dims, x.dtype, layout));
+      TensorView& y = r.output(0, x.dims, x.dtype, layout);
+      if (y.memory == Memory::device) {
+        r.device().reorder(x, y);
+      } else {
+        reorder(x, y);
+      }
     };
+    add_step(std::move(step));
+    return made;
+  }
+
+  // The value of slot `from` in the other memory, as it lies there. Constants are uploaded when the program is compiled.
+  int copied_slot(const Value* v, int from, Memory memory) {
+    auto [found, added] = copied_.try_emplace(from, -1);
+    if (!added) return found->second;
+    Slot slot = slot_at(from);
+    slot.memory = memory;
+    if (v->constant) {
+      found->second = add_slot(std::move(slot));
+      constants_[static_cast<size_t>(found->second)] = v->constant;
+      return found->second;
+    }
+    slot.place = Place::pool;
+    slot.external = false;
+    const int made = add_slot(std::move(slot));
+    copied_[from] = made;
+    Step step;
+    step.kind = Step::Kind::copy;
+    step.node = v->producer;
+    step.inputs = {from};
+    step.outputs = {made};
     add_step(std::move(step));
     return made;
   }
@@ -158,12 +204,14 @@ class Compiler {
   }
 
   CompileContext context(const Unit& unit) {
-    CompileContext c = make_context(unit, rank_.threads);
+    CompileContext c =
+        runs_on_device(unit) ? device_context(unit, consumers_, graph_outputs_, *device_, rank_.tf32) : make_context(unit, rank_.threads);
     for (size_t i = 0; i < c.inputs.size(); ++i) {
-      if (c.inputs[i] && !c.constants[i]) c.offered[i] = program_->slots[static_cast<size_t>(main_slot(c.inputs[i]))].layout;
+      if (c.inputs[i] && !c.constants[i]) c.offered[i] = slot_at(main_slot(c.inputs[i])).layout;
     }
     return c;
   }
+  bool runs_on_device(const Unit& unit) const { return device_ && !is_control_flow(*unit.front()) && !host_.nodes.count(unit.front()); }
 
   void add_unit(const Unit& unit) {
     try {
@@ -171,6 +219,8 @@ class Compiler {
         add_control_flow(*unit.front());
       } else if (is_collective(*unit.front())) {
         add_collective(unit);
+      } else if (runs_on_device(unit)) {
+        add_device_kernel(unit);
       } else {
         add_kernel(unit);
       }
@@ -195,20 +245,44 @@ class Compiler {
     add_kernel_step(unit, c, std::move(step), overwrites);
   }
 
+  void add_device_kernel(const Unit& unit) {
+    const Node& node = *unit.front();
+    const KernelRecord& record = *device_->kernels().find(node.op, node.domain);
+    if (unit.size() == 1 && record.view && add_alias(node)) return;
+    CompileContext c = context(unit);
+    if (const std::string reason = why_unsupported_on_device(c); !reason.empty())
+      throw Error("the kernel on " + device_->name() + " does not support " + reason, "report this as a fault");
+    Step step;
+    step.on_device = true;
+    step.kernel = record.make(c);
+    step.view = unit.size() == 1 && record.view;
+    const int overwrites = record.in_place && unit.size() == 1 ? kOverwriteAny : step.kernel.overwrites;
+    add_kernel_step(unit, c, std::move(step), overwrites, record.host_inputs);
+  }
+
   void add_collective(const Unit& unit) {
     CompileContext c = context(unit);
     Step step;
+    step.on_device = device_ != nullptr;
     step.kernel = make_collective(c, rank_);
     const int overwrites = step.kernel.overwrites;
     add_kernel_step(unit, c, std::move(step), overwrites);
   }
 
-  // Gives the step its inputs in the layouts it wants, and slots for its outputs.
-  void add_kernel_step(const Unit& unit, const CompileContext& c, Step step, int overwrites) {
-    step.node = unit.back();  // its outputs are the step's
+  // Gives the step its inputs in the layouts and the memory it wants, and slots for its outputs.
+  void add_kernel_step(const Unit& unit, const CompileContext& c, Step step, int overwrites, const std::vector<size_t>& host_inputs = {}) {
+    step.node = step.on_device ? unit.front() : unit.back();  // named in errors; on the host its outputs are the step's
+    const auto contains = [](const std::vector<size_t>& list, size_t i) { return std::find(list.begin(), list.end(), i) != list.end(); };
     for (size_t i = 0; i < c.inputs.size(); ++i) {
+      if (!c.inputs[i] || contains(step.kernel.packed_inputs, i)) {
+        step.inputs.push_back(-1);
+        continue;
+      }
       Layout wanted = i < step.kernel.input_layouts.size() ? step.kernel.input_layouts[i] : Layout::plain;
-      step.inputs.push_back(c.inputs[i] ? slot_in(c.inputs[i], wanted) : -1);
+      const bool on_host = !step.on_device || contains(host_inputs, i);
+      step.inputs.push_back(device_ && !step.on_device && reads_only_dims(unit)
+                                ? main_slot(c.inputs[i])
+                                : slot_in(c.inputs[i], wanted, on_host ? Memory::host : Memory::device));
     }
     for (size_t i = 0; i < c.outputs.size(); ++i) {
       if (!c.outputs[i]) {
@@ -216,6 +290,7 @@ class Compiler {
         continue;
       }
       Slot slot = slot_of_type(c.outputs[i]->type, Place::pool);
+      if (step.on_device) slot.memory = Memory::device;
       if (i < step.kernel.output_layouts.size()) slot.layout = step.kernel.output_layouts[i];
       slot.external = step.view && program_->slots[static_cast<size_t>(step.inputs[0])].external;
       step.outputs.push_back(add_slot(std::move(slot)));
@@ -244,7 +319,8 @@ class Compiler {
     Step step;
     step.kind = Step::Kind::alias;
     step.node = &node;
-    step.inputs = {slot_in(in, Layout::plain)};
+    slot.memory = source.memory;
+    step.inputs = {slot_in(in, Layout::plain, slot.memory)};
     slot.external = program_->slots[static_cast<size_t>(step.inputs[0])].external;
     step.outputs = {add_slot(std::move(slot))};
     main_slot_[out] = step.outputs[0];
@@ -274,16 +350,63 @@ class Compiler {
     add_step(std::move(step));
   }
 
+  static bool reads_only_dims(const Unit& unit) {
+    return unit.front()->domain.empty() && (unit.front()->op == "Shape" || unit.front()->op == "Size");
+  }
+
+  // Inputs go up before anything else, so that what follows is one segment.
+  void inputs_first() {
+    std::vector<std::pair<Step, int>> first, rest;
+    for (size_t i = 0; i < program_->steps.size(); ++i) {
+      Step& step = program_->steps[i];
+      const bool input = step.kind == Step::Kind::copy && slot_at(step.inputs[0]).place == Place::input;
+      (input ? first : rest).emplace_back(std::move(step), overwrites_[i]);
+    }
+    first.insert(first.end(), std::make_move_iterator(rest.begin()), std::make_move_iterator(rest.end()));
+    for (size_t i = 0; i < first.size(); ++i) {
+      program_->steps[i] = std::move(first[i].first);
+      overwrites_[i] = first[i].second;
+    }
+  }
+
+  // Runs of steps that do the same every time; steps that only point somewhere go along.
+  void find_segments() {
+    std::vector<Step>& steps = program_->steps;
+    for (Step& step : steps) step.capturable = is_capturable(step);
+    for (size_t i = 0; i < steps.size();) {
+      size_t end = i, kernels = 0;
+      while (end < steps.size() && steps[end].capturable) kernels += steps[end++].kind == Step::Kind::kernel;
+      if (kernels > 1) program_->segments.push_back({.first = i, .last = end - 1});
+      i = std::max(end, i + 1);
+    }
+  }
+  bool is_capturable(const Step& step) {
+    const auto in_place = [&](int number) {
+      return number < 0 || slot_at(number).place == Place::constant || (slot_at(number).place == Place::arena && slot_at(number).fixed);
+    };
+    if (step.kind == Step::Kind::alias) return in_place(step.inputs[0]) && in_place(step.outputs[0]);
+    if (step.kind != Step::Kind::kernel || !step.on_device || !step.kernel.capturable) return false;
+    for (int number : step.inputs) {
+      if (!in_place(number) || (number >= 0 && slot_at(number).memory == Memory::host && slot_at(number).place != Place::constant))
+        return false;
+    }
+    return std::all_of(step.outputs.begin(), step.outputs.end(), in_place);
+  }
+
   // Values and pointers to them, once their number is known.
   void connect() {
     Program& p = *program_;
     p.values.resize(p.slots.size());
     for (size_t i = 0; i < p.slots.size(); ++i) {
       const Slot& slot = p.slots[i];
-      if (constants_[i]) {
+      if (constants_[i] && slot.memory == Memory::device) {
+        p.values[i].kind = RuntimeValue::Kind::tensor;
+        p.values[i].owner = device_->constant(constants_[i]);
+        p.values[i].tensor = {slot.dtype, slot.dims, p.values[i].owner.get(), Layout::plain, Memory::device};
+      } else if (constants_[i]) {
         from_constant(constants_[i], p.values[i], &rank_);
       } else if (slot.fixed) {
-        p.values[i].tensor = {slot.dtype, slot.dims, nullptr, slot.layout};
+        p.values[i].tensor = {slot.dtype, slot.dims, nullptr, slot.layout, slot.memory};
       }
     }
     auto pointers = [&](const std::vector<int>& slots) {
@@ -297,20 +420,17 @@ class Compiler {
     }
   }
 
-  struct LayoutKeyHash {
-    size_t operator()(const std::pair<const Value*, Layout>& key) const {
-      return std::hash<const void*>()(key.first) * 8 + static_cast<size_t>(key.second);
-    }
-  };
-
   Specialised specialised_;
   const Graph& border_;
   RankContext& rank_;
+  Device* device_;
+  HostNodes host_;
   std::unique_ptr<Program> program_;
   Consumers consumers_;
   std::unordered_set<const Value*> graph_outputs_;
   std::unordered_map<const Value*, int> main_slot_;
-  std::unordered_map<std::pair<const Value*, Layout>, int, LayoutKeyHash> reordered_;
+  std::map<std::tuple<const Value*, Layout, Memory>, int> reordered_;
+  std::map<int, int> copied_;  // from a slot to that with the value in the other memory
   std::unordered_map<int, bool> fused_;
   std::vector<TensorPtr> constants_;  // by slot
   std::vector<int> overwrites_;       // by step
@@ -319,9 +439,10 @@ class Compiler {
 }  // namespace
 
 std::unique_ptr<Program> compile_program(const Model& model, const std::vector<Value*>& inputs, const std::vector<InputSpec>& specs,
-                                         const std::set<std::string>& distrusted, RankContext& rank) {
+                                         const std::set<std::string>& distrusted, RankContext& rank, std::shared_ptr<Device> device) {
   ++rank.compiled_programs;
-  return Compiler(specialise(model, inputs, specs, distrusted, rank), *model.graph, rank).run(inputs);
+  Specialised specialised = specialise(model, inputs, specs, distrusted, rank, device.get());
+  return Compiler(std::move(specialised), *model.graph, rank, std::move(device)).run(inputs);
 }
 
 namespace {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "graph/errors.h"
 #include "runtime/collectives.h"
@@ -29,6 +30,7 @@ class StepMemory : public KernelMemory {
                           step_->node->name);
     }
     RuntimeValue& value = program_.values[static_cast<size_t>(number)];
+    RankMemory& memory = memory_of(slot.memory);
     if (slot.place == Place::arena) return value.tensor.data;
     if (index == 0 && step_->view && shares_input(dtype, dims, layout)) {
       value.owner = step_->input_values[0]->owner;
@@ -40,12 +42,13 @@ class StepMemory : public KernelMemory {
       value.owner = strings.owner;
       return strings.tensor.data;
     }
-    value.owner = rank_.memory.pool.take(bytes_of(dtype, dims, layout));
+    value.owner = memory.pool.take(bytes_of(dtype, dims, layout));
     return value.owner.get();
   }
-  void* scratch(size_t bytes) override { return rank_.memory.scratch.reserve(bytes); }
+  void* scratch(size_t bytes) override { return memory_of(step_->on_device ? Memory::device : Memory::host).scratch.reserve(bytes); }
 
  private:
+  RankMemory& memory_of(Memory memory) { return memory == Memory::device ? *rank_.device_memory : rank_.memory; }
   bool shares_input(DType dtype, const Dims& dims, Layout layout) const {
     int from = step_->inputs.empty() ? -1 : step_->inputs[0];
     if (from < 0 || dtype == DType::string || layout != Layout::plain) return false;
@@ -60,13 +63,23 @@ class StepMemory : public KernelMemory {
   const Step* step_ = nullptr;
 };
 
+// Work that was captured for other addresses is of no use.
+void forget_captured(Program& program) {
+  for (Segment& segment : program.segments) segment.work.reset();
+  program.runs = 0;
+}
+
 void bind_arena(Program& program, RankContext& rank, size_t depth) {
   std::byte* arena = rank.memory.arena(depth).reserve(program.arena_bytes);
-  if (arena == program.bound_arena) return;
+  std::byte* on_device = program.device ? rank.device_memory->arena(depth).reserve(program.device_arena_bytes) : nullptr;
+  if (arena == program.bound_arena && on_device == program.bound_device_arena) return;
   for (size_t i = 0; i < program.slots.size(); ++i) {
-    if (program.slots[i].place == Place::arena) program.values[i].tensor.data = arena + program.slots[i].offset;
+    const Slot& slot = program.slots[i];
+    if (slot.place == Place::arena) program.values[i].tensor.data = (slot.memory == Memory::device ? on_device : arena) + slot.offset;
   }
   program.bound_arena = arena;
+  program.bound_device_arena = on_device;
+  forget_captured(program);
 }
 
 void run_alias(Program& program, const Step& step) {
@@ -75,6 +88,19 @@ void run_alias(Program& program, const Step& step) {
   out.kind = RuntimeValue::Kind::tensor;
   out.tensor.data = in.tensor.data;
   if (program.slots[static_cast<size_t>(step.outputs[0])].place != Place::arena) out.owner = in.owner;
+}
+
+// Between the two memories. An input of the program may be in either.
+void run_copy(Program& program, const Step& step, RankContext& rank) {
+  const RuntimeValue& in = *step.input_values[0];
+  RuntimeValue& out = *step.output_values[0];
+  const Slot& slot = program.slots[static_cast<size_t>(step.outputs[0])];
+  if (in.kind != RuntimeValue::Kind::tensor || slot.place != Place::arena) {
+    BufferPool& pool = slot.memory == Memory::device ? rank.device_memory->pool : rank.memory.pool;
+    return copy_pooled(pool, in, out, rank.device.get());
+  }
+  out.kind = RuntimeValue::Kind::tensor;
+  copy_bytes(out.tensor, in.tensor, in.tensor.bytes(), rank.device.get());
 }
 
 // Kernels fill outputs anew; one they leave out stays an empty optional.
@@ -112,10 +138,14 @@ void run_step(Program& program, Step& step, StepMemory& memory, RankContext& ran
       run_control_flow(*step.control, step, rank, depth + 1);
       check_control_outputs(program, step);
       return;
+    case Step::Kind::copy:
+      reset_outputs(program, step);
+      run_copy(program, step, rank);
+      return;
     case Step::Kind::kernel: {
       reset_outputs(program, step);
       memory.start(step);
-      RunContext context(step.input_values, step.output_values, memory, rank.threads);
+      RunContext context(step.input_values, step.output_values, memory, rank.threads, step.on_device ? rank.device.get() : nullptr);
       step.kernel.run(context);
     }
   }
@@ -133,11 +163,29 @@ Error located(const Error& e, const Step& step) {
   return e.at_node(step.node->name, step.node->op);
 }
 
-void take_inputs(Program& program, std::span<const RuntimeValue* const> inputs) {
+// Whether a step of the host reads the slot.
+bool read_on_host(const Program& program, int slot) {
+  return std::any_of(program.steps.begin(), program.steps.end(), [&](const Step& step) {
+    return step.kind != Step::Kind::copy && std::count(step.inputs.begin(), step.inputs.end(), slot) > 0;
+  });
+}
+
+void take_inputs(Program& program, std::span<const RuntimeValue* const> inputs, RankContext& rank) {
   for (size_t i = 0; i < program.inputs.size(); ++i) {
     if (program.inputs[i] < 0 || !inputs[i]) continue;
-    program.values[static_cast<size_t>(program.inputs[i])] = *inputs[i];
+    RuntimeValue& value = program.values[static_cast<size_t>(program.inputs[i])];
+    if (inputs[i]->tensor.memory == Memory::device && inputs[i]->kind == RuntimeValue::Kind::tensor &&
+        read_on_host(program, program.inputs[i])) {
+      copy_pooled(rank.memory.pool, *inputs[i], value, rank.device.get());
+    } else {
+      value = *inputs[i];
+    }
   }
+}
+
+// A few integers are shapes more often than data: who takes them will want them on the host.
+bool is_small_list(const TensorView& x) {
+  return is_integer(x.dtype) && x.rank() <= 1 && x.count() <= 64;
 }
 
 // What the caller may keep: pool memory is handed over, anything else copied.
@@ -145,8 +193,10 @@ void give_outputs(Program& program, std::span<RuntimeValue> outputs, RankContext
   for (size_t i = 0; i < program.outputs.size(); ++i) {
     auto number = static_cast<size_t>(program.outputs[i]);
     const RuntimeValue& value = program.values[number];
-    if (value.kind != RuntimeValue::Kind::absent && (program.slots[number].external || !owns_memory(value))) {
-      copy_pooled(rank.memory.pool, value, outputs[i]);
+    if (value.kind == RuntimeValue::Kind::tensor && value.tensor.memory == Memory::device) {
+      copy_pooled(is_small_list(value.tensor) ? rank.memory.pool : rank.device_memory->pool, value, outputs[i], rank.device.get());
+    } else if (value.kind != RuntimeValue::Kind::absent && (program.slots[number].external || !owns_memory(value))) {
+      copy_pooled(rank.memory.pool, value, outputs[i], rank.device.get());
     } else {
       outputs[i] = value;
     }
@@ -166,38 +216,94 @@ RankContext::Group* RankContext::group(const std::string& axis) {
   return found == groups.end() ? nullptr : &*found;
 }
 
-void RankContext::count_communication(const std::string& op, const std::string& axis, size_t bytes) {
+void RankContext::count_communication(const std::string& op, const std::string& axis, size_t bytes, int64_t count) {
   if (!counts_communication) return;
   auto same = [&](const CommunicationCount& c) { return c.op == op && c.axis == axis; };
   auto found = std::find_if(communication.begin(), communication.end(), same);
   if (found == communication.end()) found = communication.insert(found, {op, axis, 0, 0});
-  ++found->count;
+  found->count += count;
   found->bytes += static_cast<int64_t>(bytes);
 }
+
+namespace {
+
+// One step, with what it throws located, its time in the trace, and what it was the last to need let go.
+void run_traced(Program& program, Step& step, StepMemory& memory, RankContext& rank, size_t depth) {
+  const double start_us = rank.trace ? rank.now_us() : 0;
+  try {
+    run_step(program, step, memory, rank, depth);
+    if (rank.trace && step.on_device) rank.device->synchronize();
+  } catch (const ShapeMismatch&) {
+    throw;
+  } catch (const Error& e) {
+    throw located(e, step);
+  } catch (const std::bad_alloc&) {
+    throw located(Error("no memory is left", "use smaller inputs, more micro-batches or more stages", ErrorCode::device), step);
+  } catch (const std::exception& e) {
+    throw located(Error(std::string("the kernel failed: ") + e.what(), "check the shapes and types of its inputs"), step);
+  }
+  if (rank.trace && step.kind != Step::Kind::alias) trace_step(step, rank, start_us);
+  for (int slot : step.releases) clear(program.values[static_cast<size_t>(slot)]);
+}
+
+// Records the segment's work; false when something in it can't be recorded, so that it is to run as it is.
+bool capture(Program& program, Segment& segment, StepMemory& memory, RankContext& rank, size_t depth) {
+  // What its collectives count is kept, to be counted whenever it is replayed.
+  std::vector<CommunicationCount> before = std::exchange(rank.communication, {});
+  const bool counting = std::exchange(rank.counts_communication, true);
+  std::vector<int64_t> calls;
+  for (const auto& group : rank.groups) calls.push_back(group.calls);
+  rank.device->begin_capture();
+  try {
+    for (size_t i = segment.first; i <= segment.last; ++i) run_step(program, program.steps[i], memory, rank, depth);
+    segment.work = rank.device->end_capture();
+  } catch (const Error&) {
+    rank.device->abandon_capture();
+    segment.refused = true;
+  }
+  segment.communication = std::exchange(rank.communication, std::move(before));
+  rank.counts_communication = counting;
+  for (size_t i = 0; i < calls.size(); ++i) rank.groups[i].calls = calls[i];
+  return !segment.refused;
+}
+
+// The first run makes what kernels make once (workspaces, connections); the second is captured.
+bool run_segment(Program& program, Segment& segment, StepMemory& memory, RankContext& rank, size_t depth) {
+  if (program.runs == 0 || segment.refused || rank.trace) return false;
+  if (!segment.work && !capture(program, segment, memory, rank, depth)) return false;
+  rank.device->launch(*segment.work);
+  for (const CommunicationCount& c : segment.communication) {
+    rank.group(c.axis)->calls += c.count;
+    rank.count_communication(c.op, c.axis, static_cast<size_t>(c.bytes), c.count);
+  }
+  return true;
+}
+
+}  // namespace
 
 void run_program(Program& program, std::span<const RuntimeValue* const> inputs, std::span<RuntimeValue> outputs, RankContext& rank,
                  size_t depth) {
   if (depth > 64) throw Error("control flow is nested more than 64 deep", "flatten the model");
   bind_arena(program, rank, depth);
-  take_inputs(program, inputs);
+  if (program.device && rank.device_memory->scratch.data() != program.captured_scratch) {
+    forget_captured(program);
+    program.captured_scratch = rank.device_memory->scratch.data();
+  }
+  take_inputs(program, inputs, rank);
   StepMemory memory(program, rank);
-  for (Step& step : program.steps) {
-    double start_us = rank.trace ? rank.now_us() : 0;
-    try {
-      run_step(program, step, memory, rank, depth);
-    } catch (const ShapeMismatch&) {
-      throw;
-    } catch (const Error& e) {
-      throw located(e, step);
-    } catch (const std::bad_alloc&) {
-      throw located(Error("no memory is left", "use smaller inputs, more micro-batches or more stages", ErrorCode::device), step);
-    } catch (const std::exception& e) {
-      throw located(Error(std::string("the kernel failed: ") + e.what(), "check the shapes and types of its inputs"), step);
+  auto segment = program.segments.begin();
+  for (size_t i = 0; i < program.steps.size(); ++i) {
+    if (segment != program.segments.end() && segment->first == i) {
+      Segment& whole = *segment++;
+      if (run_segment(program, whole, memory, rank, depth)) {
+        i = whole.last;
+        continue;
+      }
     }
-    if (rank.trace && step.kind != Step::Kind::alias) trace_step(step, rank, start_us);
-    for (int slot : step.releases) clear(program.values[static_cast<size_t>(slot)]);
+    run_traced(program, program.steps[i], memory, rank, depth);
   }
   give_outputs(program, outputs, rank);
+  ++program.runs;
 }
 
 }  // namespace fretsaw

@@ -9,6 +9,7 @@
 #include <new>
 
 #include "graph/errors.h"
+#include "kernels/device.h"
 
 namespace fretsaw {
 namespace {
@@ -30,7 +31,13 @@ void AllocationCount::add(size_t size) {
   }
 }
 
-Block::Block(size_t bytes, std::shared_ptr<AllocationCount> count) : bytes_(bytes), count_(std::move(count)) {
+Block::Block(size_t bytes, std::shared_ptr<AllocationCount> count, Device* device)
+    : bytes_(bytes), count_(std::move(count)), device_(device) {
+  if (device_) {
+    data_ = device_->allocate(bytes);
+    count_->add(bytes_);
+    return;
+  }
   // The system may promise more than it has; a process that then uses it is killed without a word.
   data_ = bytes <= physical_memory_bytes() ? ::operator new(std::max<size_t>(bytes, 1), alignment, std::nothrow) : nullptr;
   if (!data_) {
@@ -41,7 +48,11 @@ Block::Block(size_t bytes, std::shared_ptr<AllocationCount> count) : bytes_(byte
 }
 
 Block::~Block() {
-  ::operator delete(data_, alignment);
+  if (device_) {
+    device_->release(data_);
+  } else {
+    ::operator delete(data_, alignment);
+  }
   count_->remove(bytes_);
 }
 
@@ -60,7 +71,7 @@ std::shared_ptr<void> BufferPool::take(size_t bytes) {
     std::atomic_thread_fence(std::memory_order_acquire);  // what another thread did with the buffer is over
     return {block, block->data()};
   }
-  list.push_back(std::make_shared<Block>(size_class(bytes), count_));
+  list.push_back(std::make_shared<Block>(size_class(bytes), count_, device_));
   return {list.back(), list.back()->data()};
 }
 
@@ -76,6 +87,7 @@ void make_pooled(BufferPool& pool, RuntimeValue& value, DType dtype, const Dims&
   value.tensor.dtype = dtype;
   if (&value.tensor.dims != &dims) value.tensor.dims = dims;
   value.tensor.layout = layout;
+  value.tensor.memory = pool.device() ? Memory::device : Memory::host;
   if (dtype == DType::string) {
     auto strings = std::make_shared<std::vector<std::string>>(std::max<size_t>(static_cast<size_t>(count_of(dims)), 1));
     value.tensor.data = strings->data();
@@ -86,10 +98,23 @@ void make_pooled(BufferPool& pool, RuntimeValue& value, DType dtype, const Dims&
   value.tensor.data = value.owner.get();
 }
 
-void copy_pooled(BufferPool& pool, const RuntimeValue& from, RuntimeValue& to) {
+void copy_bytes(const TensorView& to, const TensorView& from, size_t bytes, Device* device) {
+  const bool up = to.memory == Memory::device, down = from.memory == Memory::device;
+  if (!up && !down) {
+    std::memcpy(to.data, from.data, bytes);
+  } else if (up && down) {
+    device->copy(to.data, from.data, bytes);
+  } else if (up) {
+    device->upload(to.data, from.data, bytes);
+  } else {
+    device->download(to.data, from.data, bytes);
+  }
+}
+
+void copy_pooled(BufferPool& pool, const RuntimeValue& from, RuntimeValue& to, Device* device) {
   if (from.kind != RuntimeValue::Kind::tensor) {
     std::vector<RuntimeValue> items(from.items.size());
-    for (size_t i = 0; i < items.size(); ++i) copy_pooled(pool, from.items[i], items[i]);
+    for (size_t i = 0; i < items.size(); ++i) copy_pooled(pool, from.items[i], items[i], device);
     to.kind = from.kind;
     to.element = from.element;
     to.items = std::move(items);
@@ -101,7 +126,7 @@ void copy_pooled(BufferPool& pool, const RuntimeValue& from, RuntimeValue& to) {
   if (source.dtype == DType::string) {
     std::copy_n(source.as<std::string>(), source.count(), to.tensor.as<std::string>());
   } else if (size_t bytes = source.bytes()) {
-    std::memcpy(to.tensor.data, source.data, bytes);
+    copy_bytes(to.tensor, source, bytes, pool.device() ? pool.device() : device);
   }
 }
 
@@ -120,13 +145,13 @@ void clear(RuntimeValue& value) {
 std::byte* Arena::reserve(size_t bytes) {
   if (!block_ || block_->bytes() < bytes) {
     block_.reset();
-    block_ = std::make_unique<Block>(bytes, count_);
+    block_ = std::make_unique<Block>(bytes, count_, device_);
   }
   return static_cast<std::byte*>(block_->data());
 }
 
 Arena& RankMemory::arena(size_t depth) {
-  while (arenas_.size() <= depth) arenas_.push_back(std::make_unique<Arena>(count));
+  while (arenas_.size() <= depth) arenas_.push_back(std::make_unique<Arena>(count, device_));
   return *arenas_[depth];
 }
 

@@ -31,7 +31,15 @@ class Buffers {
       const Slot& slot = program.slots[i];
       lives_[i].planned = slot.fixed && !slot.external && slot.place == Place::pool && slot.dtype != DType::string;
     }
-    for (int slot : program.outputs) lives_[static_cast<size_t>(slot)].escapes = true;
+    // Outputs on the host are handed over; those on the device are copied at the end, so that they have an address that stays.
+    for (int slot : program.outputs) {
+      Life& life = lives_[static_cast<size_t>(slot)];
+      if (program.slots[static_cast<size_t>(slot)].memory == Memory::device) {
+        life.last = count;
+      } else {
+        life.escapes = true;
+      }
+    }
   }
 
   struct Life {
@@ -62,7 +70,7 @@ class Buffers {
 };
 
 bool same_bytes(const Slot& a, const Slot& b) {
-  return a.layout == b.layout && bits_of(a.dtype) == bits_of(b.dtype) && count_of(a.dims) == count_of(b.dims) &&
+  return a.memory == b.memory && a.layout == b.layout && bits_of(a.dtype) == bits_of(b.dtype) && count_of(a.dims) == count_of(b.dims) &&
          (a.layout == Layout::plain || a.dims == b.dims);
 }
 
@@ -85,6 +93,33 @@ void overwrite_input(Program& program, Buffers& buffers, int s, int wanted) {
   }
 }
 
+// Gives what can be planned in one memory its place in the arena there; the arena's size.
+size_t place_in_arena(Program& program, Buffers& buffers, Memory memory) {
+  std::vector<BufferLife> lives;
+  std::vector<int> number(program.slots.size(), -1);  // of the buffer, by root slot
+  std::vector<int> placed;
+  for (int i = 0; i < static_cast<int>(program.slots.size()); ++i) {
+    Slot& slot = program.slots[static_cast<size_t>(i)];
+    const Buffers::Life& life = buffers.life(i);
+    if (slot.memory != memory || slot.place != Place::pool || !life.planned || life.escapes || life.first < 0) continue;
+    slot.place = Place::arena;
+    placed.push_back(i);
+    size_t bytes = bytes_of(slot.dtype, slot.dims, slot.layout);
+    int& buffer = number[static_cast<size_t>(buffers.root(i))];
+    if (buffer < 0) {
+      buffer = static_cast<int>(lives.size());
+      lives.push_back({bytes, life.first, life.last});
+    } else {
+      lives[static_cast<size_t>(buffer)].bytes = std::max(lives[static_cast<size_t>(buffer)].bytes, bytes);
+    }
+  }
+  const Placement placement = place_buffers(lives);
+  for (int i : placed) {
+    program.slots[static_cast<size_t>(i)].offset = placement.offsets[static_cast<size_t>(number[static_cast<size_t>(buffers.root(i))])];
+  }
+  return placement.bytes;
+}
+
 }  // namespace
 
 void place_values(Program& program, const std::vector<int>& overwrites) {
@@ -96,24 +131,8 @@ void place_values(Program& program, const std::vector<int>& overwrites) {
     const int wanted = overwrites[static_cast<size_t>(s)];
     if (wanted != kOverwriteNone) overwrite_input(program, buffers, s, wanted);
   }
-  std::vector<BufferLife> lives;
-  std::vector<int> number(program.slots.size(), -1);  // of the buffer, by root slot
-  for (int i = 0; i < static_cast<int>(program.slots.size()); ++i) {
-    Slot& slot = program.slots[static_cast<size_t>(i)];
-    const Buffers::Life& life = buffers.life(i);
-    if (slot.place != Place::pool || !life.planned || life.escapes || life.first < 0) continue;
-    slot.place = Place::arena;
-    size_t bytes = bytes_of(slot.dtype, slot.dims, slot.layout);
-    int& buffer = number[static_cast<size_t>(buffers.root(i))];
-    if (buffer < 0) {
-      buffer = static_cast<int>(lives.size());
-      lives.push_back({bytes, life.first, life.last});
-    } else {
-      lives[static_cast<size_t>(buffer)].bytes = std::max(lives[static_cast<size_t>(buffer)].bytes, bytes);
-    }
-  }
-  Placement placement = place_buffers(lives);
-  program.arena_bytes = placement.bytes;
+  program.arena_bytes = place_in_arena(program, buffers, Memory::host);
+  program.device_arena_bytes = place_in_arena(program, buffers, Memory::device);
   std::vector<int> last_use(program.slots.size(), -1);
   for (int s = 0; s < static_cast<int>(program.steps.size()); ++s) {
     const Step& step = program.steps[static_cast<size_t>(s)];
@@ -126,9 +145,7 @@ void place_values(Program& program, const std::vector<int>& overwrites) {
   for (int slot : program.outputs) last_use[static_cast<size_t>(slot)] = -1;
   for (int i = 0; i < static_cast<int>(program.slots.size()); ++i) {
     Slot& slot = program.slots[static_cast<size_t>(i)];
-    if (slot.place == Place::arena) {
-      slot.offset = placement.offsets[static_cast<size_t>(number[static_cast<size_t>(buffers.root(i))])];
-    } else if (slot.place == Place::pool && last_use[static_cast<size_t>(i)] >= 0) {
+    if (slot.place == Place::pool && last_use[static_cast<size_t>(i)] >= 0) {
       program.steps[static_cast<size_t>(last_use[static_cast<size_t>(i)])].releases.push_back(i);
     }
   }

@@ -15,8 +15,10 @@
 #include <vector>
 
 #include "graph/ir.h"
-#include "kernels/kernel.h"
+#include "kernels/device.h"
 #include "runtime/communicator.h"
+#include "runtime/device_communicator.h"
+#include "runtime/device_steps.h"
 #include "runtime/memory.h"
 #include "runtime/session.h"
 
@@ -29,7 +31,10 @@ struct RankContext {
   int rank = 0;
   int threads = 1;
   uint64_t random_seed = 0;
+  bool tf32 = false;
+  std::shared_ptr<Device> device;  // null: the CPU. Control-flow bodies run on the host all the same
   RankMemory memory;
+  std::unique_ptr<RankMemory> device_memory;  // of `device`
   bool trace = false;
   std::vector<TraceEvent> events;
   double (*now_us)() = nullptr;  // time of the trace
@@ -37,6 +42,7 @@ struct RankContext {
   struct Group {
     std::string axis;
     std::unique_ptr<Communicator> ranks;
+    std::unique_ptr<DeviceCommunicator> devices;  // the same ranks' devices; null on the CPU
     int64_t calls = 0;
   };
   std::vector<Group> groups;
@@ -44,7 +50,7 @@ struct RankContext {
   // What this rank has sent in the step at hand, while `counts_communication`.
   std::vector<CommunicationCount> communication;
   bool counts_communication = false;
-  void count_communication(const std::string& op, const std::string& axis, size_t bytes);
+  void count_communication(const std::string& op, const std::string& axis, size_t bytes, int64_t count = 1);
   double communicating_us = 0;  // in collectives, since the beginning
   int64_t compiled_programs = 0;
   // Large results of constant folding, which the programs of a rank share.
@@ -62,23 +68,34 @@ struct Slot {
   Place place = Place::pool;
   bool fixed = false;     // a tensor whose dtype and dims below are known
   bool external = false;  // input's or constant's bytes, perhaps through views: not ours to hand out
+  Memory memory = Memory::host;
   DType dtype = DType::undefined;
   Dims dims;
   Layout layout = Layout::plain;
-  size_t offset = 0;  // in the arena
+  size_t offset = 0;  // in the arena of its memory
 };
 
 struct Step {
-  enum class Kind : uint8_t { kernel, alias, control };
+  enum class Kind : uint8_t { kernel, alias, control, copy };  // copy: between the host's and the device's memory
   Kind kind = Kind::kernel;
   const Node* node = nullptr;  // names it in errors and traces
   CompiledKernel kernel;
   bool view = false;  // the output may share the input's bytes at run time
   bool reorders = false;
+  bool on_device = false;            // its kernel puts work on the device's stream
+  bool capturable = false;           // the same work at the same addresses every time
   std::vector<int> inputs, outputs;  // slots; -1 where left out. Of control flow: the node's inputs, then captures
   std::vector<RuntimeValue*> input_values, output_values;
   std::vector<int> releases;  // pool slots used here for the last time
   std::shared_ptr<ControlFlow> control;
+};
+
+// Steps [first, last] whose work on the device is captured the second time they run, and replayed from then on.
+struct Segment {
+  size_t first = 0, last = 0;
+  std::shared_ptr<CapturedWork> work;
+  std::vector<CommunicationCount> communication;  // of its collectives
+  bool refused = false;                           // something in it could not be captured
 };
 
 struct Program {
@@ -88,8 +105,13 @@ struct Program {
   std::vector<Step> steps;
   std::vector<int> inputs;   // slot of each input of the template; -1: nothing reads it
   std::vector<int> outputs;  // slot of each output
-  size_t arena_bytes = 0;
-  std::byte* bound_arena = nullptr;  // where `values` point now
+  size_t arena_bytes = 0, device_arena_bytes = 0;
+  std::byte *bound_arena = nullptr, *bound_device_arena = nullptr;  // where `values` point now
+  std::shared_ptr<Device> device;                                   // null: all on the host
+  std::vector<Segment> segments;
+  const void* captured_scratch = nullptr;  // where the device's scratch was when segments were captured
+  int64_t runs = 0;
+  std::vector<HostFallback> fallbacks;
 };
 
 // What one input is, as far as compiling cares.
@@ -100,8 +122,9 @@ struct InputSpec {
 };
 // `inputs` are values of `model.graph`; the contents of `model` are not changed.
 // Shapes that inference gives for the outputs of the nodes named in `distrusted` are not believed.
+// `device`: null for a program of the host.
 std::unique_ptr<Program> compile_program(const Model& model, const std::vector<Value*>& inputs, const std::vector<InputSpec>& specs,
-                                         const std::set<std::string>& distrusted, RankContext& rank);
+                                         const std::set<std::string>& distrusted, RankContext& rank, std::shared_ptr<Device> device);
 
 // A node makes another shape than inference said (an operator's inference function is wrong, or a loop never ran its body).
 class ShapeMismatch : public Error {
@@ -118,11 +141,13 @@ class ProgramCache {
  public:
   // `generalise`: an input whose shape keeps changing is compiled with unknown dimensions (for the bodies of loops).
   ProgramCache(std::shared_ptr<const Model> model, std::vector<Value*> inputs, bool generalise);
-  Program& get(std::span<const RuntimeValue* const> inputs, RankContext& rank);  // null: left out
+  // `on_device`: on the rank's device, if it has one. A cache has programs of one kind. Null inputs are left out.
+  Program& get(std::span<const RuntimeValue* const> inputs, RankContext& rank, bool on_device = false);
   // Finds the program and runs it; compiles again without the shapes that turn out to be wrong.
   void run(std::span<const RuntimeValue* const> inputs, std::span<RuntimeValue> outputs, RankContext& rank, size_t depth);
   const std::vector<Value*>& inputs() const { return inputs_; }
   const Model& model() const { return *model_; }
+  const Program* last_program() const { return entries_.empty() ? nullptr : entries_.front().program.get(); }
 
  private:
   struct Facts {  // of one input
@@ -163,8 +188,9 @@ struct Specialised {
   std::shared_ptr<Model> model;
   std::vector<Value*> inputs;  // null: compiled in, or nothing reads it
 };
+// For a device, what is fused there is recognised too.
 Specialised specialise(const Model& model, const std::vector<Value*>& inputs, const std::vector<InputSpec>& specs,
-                       const std::set<std::string>& distrusted, RankContext& rank);
+                       const std::set<std::string>& distrusted, RankContext& rank, Device* device);
 // fold.cpp: runs the node's kernel on constants; false when it can't be or would make more than `limit_bytes`.
 bool evaluate_node(const Node& node, const std::vector<TensorPtr>& inputs, int threads, size_t limit_bytes,
                    std::vector<TensorPtr>& outputs);

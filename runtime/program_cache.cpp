@@ -40,7 +40,7 @@ ProgramCache::ProgramCache(std::shared_ptr<const Model> model, std::vector<Value
 bool ProgramCache::content_counts(size_t i, const RuntimeValue& value) const {
   const Facts& facts = facts_[i];
   return facts.decides_shapes && facts.content_changes < changes_until_variable && value.kind == RuntimeValue::Kind::tensor &&
-         may_decide(value.tensor.dtype) && value.tensor.count() <= max_content_elements;
+         value.tensor.memory == Memory::host && may_decide(value.tensor.dtype) && value.tensor.count() <= max_content_elements;
 }
 
 void ProgramCache::make_key(std::span<const RuntimeValue* const> inputs) {
@@ -81,6 +81,7 @@ void ProgramCache::learn_from_miss(std::span<const RuntimeValue* const> inputs) 
     }
     last_dims_[i] = dims;
     if (!facts.decides_shapes || !may_decide(value->tensor.dtype) || value->tensor.count() > max_content_elements) continue;
+    if (value->tensor.memory != Memory::host) continue;
     content.clear();
     append_content(value->tensor, content);
     if (same_shape && content != last_contents_[i]) ++facts.content_changes;
@@ -116,7 +117,7 @@ std::vector<InputSpec> ProgramCache::specs(std::span<const RuntimeValue* const> 
   return specs;
 }
 
-Program& ProgramCache::get(std::span<const RuntimeValue* const> inputs, RankContext& rank) {
+Program& ProgramCache::get(std::span<const RuntimeValue* const> inputs, RankContext& rank, bool on_device) {
   make_key(inputs);
   for (auto it = entries_.begin(); it != entries_.end(); ++it) {
     if (it->key != key_) continue;
@@ -131,7 +132,7 @@ Program& ProgramCache::get(std::span<const RuntimeValue* const> inputs, RankCont
       return *entries_.front().program;
     }
   }
-  auto program = compile_program(*model_, inputs_, specs(inputs), distrusted_, rank);
+  auto program = compile_program(*model_, inputs_, specs(inputs), distrusted_, rank, on_device ? rank.device : nullptr);
   if (entries_.size() >= kept_programs) entries_.pop_back();
   entries_.push_front({key_, std::move(program)});
   return *entries_.front().program;
@@ -141,7 +142,7 @@ void ProgramCache::run(std::span<const RuntimeValue* const> inputs, std::span<Ru
   while (true) {
     const CollectiveCounts before(rank);
     try {
-      run_program(get(inputs, rank), inputs, outputs, rank, depth);
+      run_program(get(inputs, rank, /*on_device=*/depth == 0), inputs, outputs, rank, depth);
       return;
     } catch (const ShapeMismatch& mismatch) {
       if (!distrusted_.insert(mismatch.node_name).second) throw;

@@ -30,11 +30,39 @@ size_t place_of(const std::vector<Value*>& values, const std::string& name, int 
   throw Error("the graph of stage " + std::to_string(stage) + " has no value '" + name + "' at its border", "partition the model again");
 }
 
+// A message whose memory the receiver reads itself.
+class ParcelRequest : public Request {
+ public:
+  ParcelRequest(std::shared_ptr<std::atomic<bool>> read, Communicator& communicator)
+      : read_(std::move(read)), communicator_(communicator) {}
+  bool done() override { return *read_; }
+  void wait() override {
+    while (!*read_) {
+      if (communicator_.aborted()) throw Error("the ranks were stopped", "", ErrorCode::device);
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+  }
+
+ private:
+  std::shared_ptr<std::atomic<bool>> read_;
+  Communicator& communicator_;
+};
+
 }  // namespace
 
 Rank::Rank(std::shared_ptr<const Plan> plan, const SessionOptions& options, int data, int pipeline, int tensor, int threads,
-           double (*now_us)())
-    : plan_(std::move(plan)), data_(data), pipeline_(pipeline), tensor_(tensor), before_forward_(options.before_forward) {
+           double (*now_us)(), OnDevice on_device)
+    : plan_(std::move(plan)),
+      data_(data),
+      pipeline_(pipeline),
+      tensor_(tensor),
+      on_device_(std::move(on_device)),
+      before_forward_(options.before_forward) {
+  context_.tf32 = options.precision == "tf32";
+  if (on_device_.device) {
+    context_.device = on_device_.device;
+    context_.device_memory = std::make_unique<RankMemory>(context_.device.get());
+  }
   context_.rank = plan_->mesh.rank(data, pipeline, tensor);
   context_.threads = threads;
   context_.random_seed = options.random_seed;
@@ -51,6 +79,19 @@ Rank::Rank(std::shared_ptr<const Plan> plan, const SessionOptions& options, int 
   std::vector<std::shared_ptr<const Model>> models;
   for (const auto& stage : stages_) models.push_back(stage->model);
   weight_bytes_ = fretsaw::weight_bytes(models);
+}
+
+Rank::~Rank() = default;
+
+void Rank::leave_groups() {
+  std::unique_lock lock(groups_mutex_);
+  context_.groups.clear();
+}
+
+void Rank::abort_devices() {
+  std::unique_lock lock(groups_mutex_);
+  for (auto& group : context_.groups)
+    if (group.devices) group.devices->abort();
 }
 
 void Rank::add_stage(int number, const SessionOptions& options) {
@@ -125,7 +166,11 @@ Rank::Stage& Rank::stage(int number) {
 void Rank::join_groups(Communicator& world) {
   const Mesh& mesh = plan_->mesh;
   auto join = [&](const char* axis, int size, int colour) {
-    if (size > 1) context_.groups.push_back({axis, world.split(colour)});
+    if (size == 1) return;
+    RankContext::Group group{axis, world.split(colour), nullptr, 0};
+    if (context_.device) group.devices = on_device_.connect(*group.ranks, *context_.device);
+    std::unique_lock lock(groups_mutex_);
+    context_.groups.push_back(std::move(group));
   };
   join("data", mesh.data, mesh.rank(0, pipeline_, tensor_));
   join("pipeline", mesh.pipeline, mesh.rank(data_, 0, tensor_));
@@ -141,6 +186,7 @@ void Rank::run_step(const StepInputs& step, Communicator& communicator) {
   busy_us_ = 0;
   context_.communication.clear();
   context_.events.clear();
+  if (context_.device) context_.device->use();
   forget_step();
   if (context_.groups.empty()) join_groups(communicator);
   if (!step.batches.parts[static_cast<size_t>(data_)].empty()) {
@@ -181,17 +227,50 @@ bool Rank::advance_receive(Stage& stage, MicroBatch& slot, size_t crossing, int 
   int tag = wire_tag(*from.route, micro_batch);
   if (!state.has_header) {
     if (wait) {
-      state.header = communicator.recv_header(from.peer_rank, tag);
+      // Its sender may wait until what it sent before has been read.
+      if (!communicator.try_recv_header(state.header, from.peer_rank, tag)) {
+        let_go_of_parcels(/*wait=*/true);
+        state.header = communicator.recv_header(from.peer_rank, tag);
+      }
     } else if (!communicator.try_recv_header(state.header, from.peer_rank, tag)) {
       return false;
     }
     state.has_header = true;
     RuntimeValue& value = slot.inputs[from.place];
+    if (state.header.memory == Memory::device) {
+      receive_parcel(state, from, value, tag);
+      return true;
+    }
     make_pooled(context_.memory.pool, value, state.header.dtype, state.header.dims, from.layout);
     state.request = communicator.irecv({static_cast<std::byte*>(value.tensor.data), value.tensor.bytes()}, from.peer_rank, tag);
   }
+  if (state.arrived) return true;
   if (wait) state.request->wait();
   return state.request->done();
+}
+
+void Rank::receive_parcel(Receiving& state, const Crossing& from, RuntimeValue& value, int tag) {
+  Parcel parcel = on_device_.mailbox->take(from.peer_rank, context_.rank, tag);
+  make_pooled(context_.device_memory->pool, value, state.header.dtype, state.header.dims, from.layout);
+  state.arrived = context_.device->copy_from_peer(value.tensor.data, parcel.data, parcel.device, parcel.bytes, *parcel.ready);
+  reading_.push_back({state.arrived, std::move(parcel)});
+}
+
+std::shared_ptr<std::atomic<bool>> Rank::send_parcel(const RuntimeValue& value, int to, int tag) {
+  auto read = std::make_shared<std::atomic<bool>>(false);
+  Device& device = *context_.device;
+  on_device_.mailbox->put({value.tensor.data, value.tensor.bytes(), device.index(), device.record(), value.owner, read}, context_.rank, to,
+                          tag);
+  return read;
+}
+
+void Rank::let_go_of_parcels(bool wait) {
+  std::erase_if(reading_, [&](const Reading& reading) {
+    if (wait) reading.end->wait();
+    if (!reading.end->done()) return false;
+    *reading.parcel.read = true;
+    return true;
+  });
 }
 
 // Posts what the next micro-batches need, so that it arrives while this rank computes.
@@ -209,7 +288,11 @@ void Rank::advance_posted(Communicator& communicator) {
 void Rank::finish_receives(Stage& stage, int micro_batch, Communicator& communicator) {
   MicroBatch& slot = stage.micro_batches[static_cast<size_t>(micro_batch)];
   double start_us = context_.trace ? context_.now_us() : 0;
-  for (size_t c = 0; c < stage.incoming.size(); ++c) advance_receive(stage, slot, c, micro_batch, communicator, true);
+  for (size_t c = 0; c < stage.incoming.size(); ++c) {
+    advance_receive(stage, slot, c, micro_batch, communicator, true);
+    if (slot.receiving[c].arrived) context_.device->wait_for(*slot.receiving[c].arrived);
+  }
+  let_go_of_parcels(/*wait=*/false);
   if (context_.trace && !stage.incoming.empty()) {
     context_.events.push_back(
         {context_.rank, std::to_string(stage.number) + "R" + std::to_string(micro_batch), "recv", start_us, context_.now_us() - start_us});
@@ -251,9 +334,14 @@ void Rank::do_forward(const Action& action, const StepInputs& step, Communicator
   gather_arguments(target, action.micro_batch, step);
   context_.counts_communication = action.micro_batch == 0;
   double start_us = context_.now_us(), communicating_us = context_.communicating_us;
+  std::shared_ptr<DeviceEvent> beginning = context_.device ? context_.device->record(/*timed=*/true) : nullptr;
   target.cache->run(target.arguments, target.micro_batches[static_cast<size_t>(action.micro_batch)].outputs, context_, 0);
   double took_us = context_.now_us() - start_us;
-  busy_us_ += took_us - (context_.communicating_us - communicating_us);
+  if (beginning) {
+    forwards_.emplace_back(beginning, context_.device->record(/*timed=*/true));
+  } else {
+    busy_us_ += took_us - (context_.communicating_us - communicating_us);
+  }
   if (context_.trace) context_.events.push_back({context_.rank, to_string(action), "forward", start_us, took_us});
 }
 
@@ -269,9 +357,13 @@ void Rank::do_send(const Action& action, Communicator& communicator) {
     double start_us = context_.trace ? context_.now_us() : 0;
     context_.counts_communication = action.micro_batch == 0;
     int tag = wire_tag(*crossing.route, action.micro_batch);
-    communicator.send_header({value.tensor.dtype, value.tensor.dims}, crossing.peer_rank, tag);
-    RequestPtr request =
-        communicator.isend({static_cast<const std::byte*>(value.tensor.data), value.tensor.bytes()}, crossing.peer_rank, tag);
+    RequestPtr request;
+    if (value.tensor.memory == Memory::device) {
+      request = std::make_shared<ParcelRequest>(send_parcel(value, crossing.peer_rank, tag), communicator);
+    } else {
+      request = communicator.isend({static_cast<const std::byte*>(value.tensor.data), value.tensor.bytes()}, crossing.peer_rank, tag);
+    }
+    communicator.send_header({value.tensor.dtype, value.tensor.dims, value.tensor.memory}, crossing.peer_rank, tag);
     sending_.emplace_back(request, value.owner);
     context_.count_communication("Send", "pipeline", value.tensor.bytes());
     if (context_.trace) context_.events.push_back({context_.rank, crossing.route->value, "send", start_us, context_.now_us() - start_us});
@@ -304,14 +396,31 @@ void Rank::limit_sends(Communicator& communicator) {
 }
 
 void Rank::finish_step() {
+  let_go_of_parcels(/*wait=*/true);
   for (auto& [request, owner] : sending_) request->wait();
   sending_.clear();
+  if (context_.device) finish_on_device();
   for (auto& stage : stages_) {
     for (MicroBatch& slot : stage->micro_batches) {
       for (RuntimeValue& value : slot.inputs) clear(value);
     }
   }
   if (allocations() != allocations_before_) warm_pool();
+}
+
+// Waits for the device, takes its times, and fetches the plan's outputs.
+void Rank::finish_on_device() {
+  for (const OutputPlace& place : output_places_) {
+    if (place.stage < 0) continue;
+    for (MicroBatch& slot : stages_[static_cast<size_t>(place.stage)]->micro_batches) {
+      RuntimeValue& value = slot.outputs[place.place];
+      if (value.kind == RuntimeValue::Kind::tensor && value.tensor.memory == Memory::device)
+        copy_pooled(context_.memory.pool, value, value, context_.device.get());
+    }
+  }
+  context_.device->synchronize();
+  for (const auto& [beginning, end] : forwards_) busy_us_ += end->us_since(*beginning);
+  forwards_.clear();
 }
 
 // How far ranks run ahead of each other differs from step to step: room for the worst case is made while memory is being made anyway.
@@ -321,12 +430,12 @@ void Rank::warm_pool() {
   for (auto& stage : stages_) {
     for (size_t c = 0; c < stage->incoming.size(); ++c) {
       const Header& header = stage->micro_batches[0].receiving[c].header;
-      if (stage->incoming[c].peer_rank < 0 || header.dtype == DType::undefined) continue;
+      if (stage->incoming[c].peer_rank < 0 || header.dtype == DType::undefined || header.memory != Memory::host) continue;
       for (size_t i = 0; i < copies; ++i) held.push_back(context_.memory.pool.take(bytes_of(header.dtype, header.dims, Layout::plain)));
     }
     for (const Crossing& crossing : stage->outgoing) {
       const TensorView& sent = stage->micro_batches[0].outputs[crossing.place].tensor;
-      if (sent.dtype == DType::undefined) continue;
+      if (sent.dtype == DType::undefined || sent.memory != Memory::host) continue;
       for (size_t i = 0; i < copies; ++i) held.push_back(context_.memory.pool.take(bytes_of(sent.dtype, sent.dims, Layout::plain)));
     }
   }
@@ -340,12 +449,14 @@ const RuntimeValue* Rank::output(size_t index, int micro_batch) const {
 
 void Rank::forget_step() {
   posted_.clear();
+  reading_.clear();
+  forwards_.clear();
   sending_.clear();
   for (auto& stage : stages_) {
     for (MicroBatch& slot : stage->micro_batches) {
       for (RuntimeValue& value : slot.inputs) clear(value);
       for (RuntimeValue& value : slot.outputs) clear(value);
-      for (Receiving& state : slot.receiving) state.request.reset(), state.has_header = false;
+      for (Receiving& state : slot.receiving) state = {nullptr, nullptr, false, std::move(state.header)};
       slot.posted = false;
     }
   }
@@ -355,9 +466,10 @@ RankReport Rank::report() const {
   RankReport report;
   report.rank = context_.rank;
   for (const auto& stage : stages_) report.stages.push_back(stage->number);
-  report.device = "cpu";
+  report.device = context_.device ? context_.device->name() : "cpu";
   report.weight_bytes = weight_bytes_;
-  report.peak_bytes = weight_bytes_ + context_.memory.count->peak_bytes;
+  const AllocationCount& count = context_.device ? *context_.device_memory->count : *context_.memory.count;
+  report.peak_bytes = count.peak_bytes + (context_.device ? context_.device->constant_bytes() : weight_bytes_);
   report.busy_share = step_us_ > 0 ? busy_us_ / step_us_ : 0;
   return report;
 }

@@ -1,13 +1,17 @@
 // One rank: the stages it runs, their values for each micro-batch, and its action list.
 #pragma once
+#include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "graph/plan.h"
 #include "runtime/batches.h"
 #include "runtime/communicator.h"
+#include "runtime/device_mailbox.h"
 #include "runtime/program.h"
 #include "runtime/session.h"
 
@@ -21,14 +25,24 @@ struct StepInputs {
 
 class Rank {
  public:
-  Rank(std::shared_ptr<const Plan> plan, const SessionOptions& options, int data, int pipeline, int tensor, int threads,
-       double (*now_us)());
+  // What ranks that run on devices have besides.
+  struct OnDevice {
+    std::shared_ptr<Device> device;
+    std::shared_ptr<DeviceMailbox> mailbox;
+    // Makes the collectives of a group that this rank joins; called by every rank of it.
+    std::function<std::unique_ptr<DeviceCommunicator>(Communicator& group, Device& device)> connect;
+  };
+  Rank(std::shared_ptr<const Plan> plan, const SessionOptions& options, int data, int pipeline, int tensor, int threads, double (*now_us)(),
+       OnDevice on_device = {});
+  ~Rank();
 
+  // The plan's outputs are on the host when it returns.
   void run_step(const StepInputs& step, Communicator& communicator);
+  void abort_devices();  // ends collectives among devices that wait for other ranks; from any thread
   // The plan's output `index` of a micro-batch after a step; null where another rank makes it.
   const RuntimeValue* output(size_t index, int micro_batch) const;
-  void forget_step();                               // lets go of the last step's values
-  void leave_groups() { context_.groups.clear(); }  // their communicator is gone; the next step makes new ones
+  void forget_step();   // lets go of the last step's values
+  void leave_groups();  // their communicator is gone; the next step makes new ones
 
   RankReport report() const;
   const std::vector<CommunicationCount>& communication() const { return context_.communication; }
@@ -50,7 +64,8 @@ class Rank {
     Layout layout = Layout::plain;
   };
   struct Receiving {
-    RequestPtr request;
+    RequestPtr request;                    // of host memory
+    std::shared_ptr<DeviceEvent> arrived;  // of device memory
     bool has_header = false;
     Header header;
   };
@@ -83,6 +98,10 @@ class Rank {
   void do_forward(const Action& action, const StepInputs& step, Communicator& communicator);
   void do_send(const Action& action, Communicator& communicator);
   void do_free(const Action& action);
+  void receive_parcel(Receiving& state, const Crossing& from, RuntimeValue& value, int tag);
+  std::shared_ptr<std::atomic<bool>> send_parcel(const RuntimeValue& value, int to, int tag);
+  void let_go_of_parcels(bool wait);
+  void finish_on_device();
   void gather_arguments(Stage& stage, int micro_batch, const StepInputs& step);
   bool advance_receive(Stage& stage, MicroBatch& slot, size_t crossing, int micro_batch, Communicator& communicator, bool wait);
   void advance_posted(Communicator& communicator);
@@ -99,6 +118,14 @@ class Rank {
   std::vector<OutputPlace> output_places_;
   std::vector<std::pair<int, int>> posted_;                            // (index of stage, micro-batch) whose receives are wanted, in order
   std::vector<std::pair<RequestPtr, std::shared_ptr<void>>> sending_;  // with what keeps the buffer
+  OnDevice on_device_;
+  struct Reading {  // a parcel that is being copied from
+    std::shared_ptr<DeviceEvent> end;
+    Parcel parcel;
+  };
+  std::vector<Reading> reading_;
+  std::vector<std::pair<std::shared_ptr<DeviceEvent>, std::shared_ptr<DeviceEvent>>> forwards_;  // of the step: beginning and end
+  std::mutex groups_mutex_;
   int64_t weight_bytes_ = 0;
   double busy_us_ = 0, step_us_ = 0;
   int running_stage_ = -1;

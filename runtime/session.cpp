@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "graph/errors.h"
+#include "runtime/device_group.h"
 #include "runtime/rank.h"
 
 namespace fretsaw {
@@ -33,6 +34,7 @@ struct Session::Impl {
   int threads = 1;
   std::vector<std::unique_ptr<Rank>> ranks;
   std::vector<std::unique_ptr<Communicator>> communicators;
+  DeviceGroup group;  // of "cuda"
   std::vector<bool> has_default;
   BufferPool merged{std::make_shared<AllocationCount>()};  // outputs put together from parts
 
@@ -50,11 +52,14 @@ struct Session::Impl {
     find_defaults();
     int count = plan->mesh.size();
     threads = options.threads > 0 ? options.threads : std::max(1, usable_cores() / count);
+    if (options.device == "cuda") group = open_devices(options.devices, count);
     for (int d = 0; d < plan->mesh.data; ++d) {
       for (int p = 0; p < plan->mesh.pipeline; ++p) {
-        for (int t = 0; t < plan->mesh.tensor; ++t) ranks.push_back(std::make_unique<Rank>(plan, options, d, p, t, threads, now_us));
+        for (int t = 0; t < plan->mesh.tensor; ++t)
+          ranks.push_back(std::make_unique<Rank>(plan, options, d, p, t, threads, now_us, group.of_rank(static_cast<int>(ranks.size()))));
       }
     }
+    check_device_memory(group, ranks);
     communicators = make_thread_communicators(count);
     for (int r = 0; r < count; ++r) workers.emplace_back([this, r] { work(r); });
   }
@@ -99,6 +104,7 @@ struct Session::Impl {
       if (!failure) failure = std::make_exception_ptr(located);
     }
     communicators[static_cast<size_t>(r)]->abort(located.what());
+    for (auto& rank : ranks) rank->abort_devices();
   }
 
   Error locate(int r, const std::exception_ptr& error) const {
@@ -120,6 +126,7 @@ struct Session::Impl {
   void run_ranks() {
     if (communicators[0]->aborted()) {
       for (auto& rank : ranks) rank->leave_groups();
+      if (group.mailbox) group.mailbox->clear();
       communicators = make_thread_communicators(plan->mesh.size());
     }
     int64_t before = count_allocations();
@@ -162,7 +169,8 @@ struct Session::Impl {
 };
 
 Session::Session(std::shared_ptr<const Plan> plan, const SessionOptions& options) : impl_(std::make_unique<Impl>()) {
-  if (options.device != "cpu") throw Error("there is no device '" + options.device + "'", "use --device cpu", ErrorCode::device);
+  if (options.device != "cpu" && options.device != "cuda")
+    throw Error("there is no device '" + options.device + "'", "use --device cpu or cuda", ErrorCode::device);
   if (plan->structure_only && !options.random_weights) {
     throw Error("the plan was made with --structure-only and has no weights", "run it with --random-weights SEED");
   }

@@ -12,7 +12,11 @@
 namespace fretsaw {
 
 struct SessionOptions {
-  std::string device = "cpu";
+  std::string device = "cpu";  // or "cuda"
+  std::vector<int> devices;    // of "cuda": each rank's GPU; empty: one GPU each, from 0 on. Ranks may share a GPU
+  // What float32 models compute in: "fp32", "tf32" (products and convolutions round their operands), "fp16" or "bf16" (weights and
+  // activations; norms, softmax and sums stay in float32).
+  std::string precision = "fp32";
   int threads = 0;              // cores for each CPU rank; 0: the machine's, divided
   uint64_t random_seed = 0;     // of Random operators
   bool random_weights = false;  // fill missing weights by (weight_seed, source name, element)

@@ -5,6 +5,7 @@
 
 #include <CLI/App.hpp>
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -12,12 +13,28 @@
 
 #include "graph/errors.h"
 #include "graph/io.h"
+#include "kernels/cuda/devices.h"
 #include "partitioner/partition.h"
 #include "tools/options.h"
 #include "tools/text.h"
 
 namespace fretsaw {
 namespace {
+
+// "0,1,1" as numbers.
+std::vector<int> parse_device_list(const std::string& text) {
+  std::vector<int> devices;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    int index = -1;
+    const auto [rest, status] = std::from_chars(text.data() + begin, text.data() + end, index);
+    if (status != std::errc() || rest != text.data() + end || index < 0)
+      usage_error("--devices " + text + " is no list of numbers", "write the GPUs' numbers, as 0,1");
+    devices.push_back(index);
+    begin = end + 1;
+  }
+  return devices;
+}
 
 Plan plan_of_model(const std::string& path, const ExecutionSettings& settings, int micro_batches, const Plan* like) {
   Model model = read_model(path, {.allow_missing_weights = settings.random_weights.has_value()});
@@ -53,29 +70,31 @@ Plan plan_of_folder(const std::string& path, const ExecutionSettings& settings, 
 
 void add_execution_options(CLI::App& command, ExecutionSettings& s) {
   command.add_option("model", s.path, "An ONNX file or a plan folder")->required();
-  command.add_option("--device", s.device, "cpu (cuda is not in this build)");
-  command.add_option("--devices", s.devices, "0,1,...: the devices to use; nothing to choose on the CPU");
+  command.add_option("--device", s.device, "cpu or cuda");
+  command.add_option("--devices", s.devices, "0,1,...: the GPU of each rank; one that is named twice runs two");
   add_repeated(command, "--shape", s.shapes, "NAME=D,D,...: fix an input's dimensions");
   command.add_option("--inputs", s.inputs_folder, "A folder with input_K.pb or NAME.npy");
   add_repeated(command, "--input", s.input_files, "NAME=FILE: an input's .pb or .npy file");
   command.add_option("--random", s.random, "SEED: make inputs up");
   command.add_option("--micro-batches", s.micro_batches, "Parts a model's batch is run in")->check(CLI::Range(1, 1 << 20));
   command.add_option("--threads", s.threads, "Cores for each CPU rank (without it: the machine's, divided)")->check(CLI::Range(1, 4096));
-  command.add_option("--precision", s.precision, "fp32 (others are not in this build)");
+  command.add_option("--precision", s.precision,
+                     "fp32, tf32, fp16 or bf16: the type that weights and activations of a float32 model are computed in");
   command.add_option("--random-weights", s.random_weights, "SEED: fill missing weights");
 }
 
 void check_execution_options(const ExecutionSettings& settings, std::vector<std::string>& notes) {
   if (settings.device != "cpu" && settings.device != "cuda")
-    usage_error("--device names the unknown device '" + settings.device + "'", "write cpu");
-  if (settings.device == "cuda")
-    throw Error("--device cuda is not supported: this build runs on the CPU only", "write --device cpu", ErrorCode::device);
-  if (!settings.devices.empty()) notes.push_back("--devices has nothing to do on the CPU: every rank is a group of threads");
-  static const std::set<std::string> known = {"tf32", "fp16", "bf16"};
-  if (known.contains(settings.precision))
-    not_supported("--precision " + settings.precision, "this build computes in the types of the model only", "leave it out");
-  if (!settings.precision.empty() && settings.precision != "fp32")
-    usage_error("--precision names the unknown precision '" + settings.precision + "'", "write fp32");
+    usage_error("--device names the unknown device '" + settings.device + "'", "write cpu or cuda");
+  if (settings.device == "cuda" && !built_with_cuda())
+    throw Error("--device cuda is not supported: this build runs on the CPU only", "build with -DFRETSAW_CUDA=ON, or write --device cpu",
+                ErrorCode::device);
+  if (settings.device == "cpu" && !settings.devices.empty())
+    notes.push_back("--devices has nothing to do on the CPU: every rank is a group of threads");
+  static const std::set<std::string> known = {"", "fp32", "tf32", "fp16", "bf16"};
+  if (!known.contains(settings.precision))
+    usage_error("--precision names the unknown precision '" + settings.precision + "'", "write fp32, tf32, fp16 or bf16");
+  if (settings.precision == "tf32" && settings.device == "cpu") notes.push_back("--precision tf32 is float32 on the CPU");
   const int sources = !settings.inputs_folder.empty() + !settings.input_files.empty() + settings.random.has_value();
   if (sources > 1) usage_error("more than one of --inputs, --input and --random is given", "keep one of them");
 }
@@ -99,6 +118,8 @@ std::shared_ptr<const Plan> open_plan(const std::string& path, const ExecutionSe
 SessionOptions session_options(const ExecutionSettings& settings, const Plan& plan) {
   SessionOptions options;
   options.device = settings.device;
+  options.devices = parse_device_list(settings.devices);
+  options.precision = settings.precision.empty() ? "fp32" : settings.precision;
   options.threads = settings.threads > 0 ? settings.threads : std::max(1, machine_cores() / plan.mesh.size());
   options.random_weights = settings.random_weights.has_value();
   options.weight_seed = settings.random_weights.value_or(0);

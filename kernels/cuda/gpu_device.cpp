@@ -6,14 +6,15 @@
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/devices.h"
+#include "kernels/cuda/layout.h"
 
 namespace fretsaw {
 namespace cuda {
 
 void check(cudaError_t status, const char* call) {
   if (status == cudaSuccess) return;
-  throw Error(std::string(call) + " failed: " + cudaGetErrorString(status), "see the CUDA error; run on fewer or other devices, or --device cpu",
-              ErrorCode::device);
+  throw Error(std::string(call) + " failed: " + cudaGetErrorString(status),
+              "see the CUDA error; run on fewer or other devices, or --device cpu", ErrorCode::device);
 }
 void check(cublasStatus_t status, const char* call) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
@@ -115,9 +116,11 @@ class OpenedGpu : public GpuDevice {
   void clear(void* to, size_t bytes) override {
     if (bytes) FRETSAW_CUDA_CHECK(cudaMemsetAsync(to, 0, bytes, stream_));
   }
+  void reorder(const TensorView& from, const TensorView& to) override { cuda::reorder(from, to, stream_); }
   void synchronize() override {
     FRETSAW_CUDA_CHECK(cudaStreamSynchronize(peer_stream_));
     FRETSAW_CUDA_CHECK(cudaStreamSynchronize(stream_));
+    faults_->check();
   }
 
   std::shared_ptr<DeviceEvent> record(bool timed) override { return record_on(stream_, timed); }
@@ -147,6 +150,7 @@ class OpenedGpu : public GpuDevice {
   }
   int multiprocessors() const override { return multiprocessors_; }
   int compute_capability() const override { return compute_capability_; }
+  std::shared_ptr<DeviceFault> fault_word(const Node& node) override { return faults_->word_of(node); }
 
  private:
   // Two pieces of pinned memory in turn: while the device reads one, the host fills the other.
@@ -183,6 +187,7 @@ class OpenedGpu : public GpuDevice {
   Staging staging_[2];
   size_t turn_ = 0;
   std::set<int> reached_;
+  const std::shared_ptr<DeviceFaults> faults_ = std::make_shared<DeviceFaults>();
 };
 
 void OpenedGpu::upload(void* to, const void* from, size_t bytes) {
@@ -203,6 +208,7 @@ void OpenedGpu::download(void* to, const void* from, size_t bytes) {
   if (bytes <= small_bytes) {
     if (bytes) FRETSAW_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_));
     FRETSAW_CUDA_CHECK(cudaStreamSynchronize(stream_));
+    faults_->check();
     return;
   }
   // The copy of the next part runs while this one is taken out of the staging memory.
@@ -221,6 +227,7 @@ void OpenedGpu::download(void* to, const void* from, size_t bytes) {
     filling = &staging, filled_at = at, filled_bytes = part;
   }
   take();
+  faults_->check();
 }
 
 // Lets this device read the peer's memory directly, where the machine can.

@@ -1,0 +1,196 @@
+// Collectives among GPUs by NCCL, one communicator for each group of ranks.
+#include "runtime/cuda/nccl.h"
+
+#include <cuda_runtime.h>
+#include <nccl.h>
+
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "graph/errors.h"
+
+namespace fretsaw {
+namespace {
+
+constexpr auto connection_time = std::chrono::seconds(60);
+constexpr const char* hint =
+    "run with NCCL_DEBUG=INFO to see why; NCCL_P2P_DISABLE=1 avoids a broken link between the GPUs, --devices a GPU that does not answer";
+
+void check(ncclResult_t status, const char* call) {
+  if (status == ncclSuccess || status == ncclInProgress) return;
+  throw Error(std::string(call) + " failed: " + ncclGetErrorString(status), hint, ErrorCode::device);
+}
+
+ncclRedOp_t operation_of(Reduction reduction) {
+  switch (reduction) {
+    case Reduction::sum:
+      return ncclSum;
+    case Reduction::max:
+      return ncclMax;
+    case Reduction::min:
+      return ncclMin;
+    case Reduction::product:
+      return ncclProd;
+    case Reduction::mean:
+      return ncclAvg;
+  }
+  return ncclSum;
+}
+
+// False for types that NCCL does not reduce.
+bool find_type(DType dtype, ncclDataType_t& type) {
+  switch (dtype) {
+    case DType::float32:
+      type = ncclFloat32;
+      return true;
+    case DType::float16:
+      type = ncclFloat16;
+      return true;
+    case DType::bfloat16:
+      type = ncclBfloat16;
+      return true;
+    case DType::float64:
+      type = ncclFloat64;
+      return true;
+    case DType::int8:
+      type = ncclInt8;
+      return true;
+    case DType::uint8:
+      type = ncclUint8;
+      return true;
+    case DType::int32:
+      type = ncclInt32;
+      return true;
+    case DType::uint32:
+      type = ncclUint32;
+      return true;
+    case DType::int64:
+      type = ncclInt64;
+      return true;
+    case DType::uint64:
+      type = ncclUint64;
+      return true;
+    default:
+      return false;
+  }
+}
+
+class NcclCommunicator : public DeviceCommunicator {
+ public:
+  NcclCommunicator(Communicator& group, Device& device) : group_(group), device_(device) {
+    ncclUniqueId id{};
+    if (group.rank() == 0) check(ncclGetUniqueId(&id), "ncclGetUniqueId");
+    group.broadcast(std::as_writable_bytes(std::span(&id, 1)), 0);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;  // so that nothing waits longer than we let it
+    check(ncclCommInitRankConfig(&nccl_, group.size(), id, group.rank(), &config), "ncclCommInitRankConfig");
+    finish("connecting the GPUs");
+    try_out();
+  }
+  ~NcclCommunicator() override {
+    std::unique_lock lock(mutex_);
+    if (nccl_ && !aborted_) ncclCommAbort(nccl_);  // all work has ended: nothing is lost, and nothing waits for ranks that are gone
+  }
+
+  bool capturable() const override { return true; }
+  void all_reduce(const void* in, void* out, size_t bytes, DType dtype, Reduction reduction) override {
+    const auto [type, count] = elements(bytes, dtype);
+    call(ncclAllReduce(in, out, count, type, operation_of(reduction), nccl_, stream()), "ncclAllReduce");
+  }
+  void all_gather(const void* in, void* out, size_t bytes) override {
+    call(ncclAllGather(in, out, bytes, ncclUint8, nccl_, stream()), "ncclAllGather");
+  }
+  void reduce_scatter(const void* in, void* out, size_t bytes, DType dtype, Reduction reduction) override {
+    const auto [type, count] = elements(bytes, dtype);
+    call(ncclReduceScatter(in, out, count / ranks(), type, operation_of(reduction), nccl_, stream()), "ncclReduceScatter");
+  }
+  void all_to_all(const void* in, void* out, size_t bytes) override {
+    const size_t block = bytes / ranks();
+    if (in == out) throw Error("all_to_all can't run in place on GPUs", "report this as a fault", ErrorCode::device);
+    check(ncclGroupStart(), "ncclGroupStart");
+    for (size_t r = 0; r < ranks(); ++r) {
+      check(ncclSend(static_cast<const std::byte*>(in) + r * block, block, ncclUint8, static_cast<int>(r), nccl_, stream()), "ncclSend");
+      check(ncclRecv(static_cast<std::byte*>(out) + r * block, block, ncclUint8, static_cast<int>(r), nccl_, stream()), "ncclRecv");
+    }
+    call(ncclGroupEnd(), "ncclGroupEnd");
+  }
+  void broadcast(void* data, size_t bytes, int root) override {
+    call(ncclBroadcast(data, data, bytes, ncclUint8, root, nccl_, stream()), "ncclBroadcast");
+  }
+  void abort() override {
+    std::unique_lock lock(mutex_);
+    if (!aborted_.exchange(true)) ncclCommAbort(nccl_);
+  }
+
+ private:
+  size_t ranks() const { return static_cast<size_t>(group_.size()); }
+  cudaStream_t stream() const { return static_cast<cudaStream_t>(device_.stream()); }
+  static std::pair<ncclDataType_t, size_t> elements(size_t bytes, DType dtype) {
+    ncclDataType_t type;
+    if (!find_type(dtype, type)) {
+      throw Error("tensors of type " + std::string(name_of(dtype)) + " can't be reduced between GPUs",
+                  "partition the model without that axis", ErrorCode::device);
+    }
+    return {type, bytes / bytes_of(dtype, 1)};
+  }
+
+  // A call of a communicator that does not block may still be under way.
+  void call(ncclResult_t status, const char* name) {
+    if (aborted_) throw Error("the ranks were stopped", "", ErrorCode::device);
+    check(status, name);
+    if (status == ncclInProgress) finish(name);
+  }
+  void finish(const char* what) {
+    const auto end = std::chrono::steady_clock::now() + connection_time;
+    ncclResult_t state = ncclInProgress;
+    while (true) {
+      if (aborted_ || group_.aborted()) throw Error("the ranks were stopped", "", ErrorCode::device);
+      check(ncclCommGetAsyncError(nccl_, &state), what);
+      check(state, what);
+      if (state == ncclSuccess) return;
+      if (std::chrono::steady_clock::now() > end) throw Error(std::string(what) + " did not end within 60 s", hint, ErrorCode::device);
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  }
+
+  // A tiny all-reduce: a broken set-up shows before the model is loaded, and the connections exist before anything is captured.
+  void try_out() {
+    std::shared_ptr<void> memory(device_.allocate(sizeof(float)), [this](void* p) { device_.release(p); });
+    const float one = 1;
+    device_.upload(memory.get(), &one, sizeof one);
+    all_reduce(memory.get(), memory.get(), sizeof one, DType::float32, Reduction::sum);
+    const auto done = device_.record();
+    const auto end = std::chrono::steady_clock::now() + connection_time;
+    while (!done->done()) {
+      if (std::chrono::steady_clock::now() > end || group_.aborted()) {
+        abort();
+        throw Error("a first exchange between the GPUs did not end within 60 s", hint, ErrorCode::device);
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+    float sum = 0;
+    device_.download(&sum, memory.get(), sizeof sum);
+    if (sum != static_cast<float>(ranks())) throw Error("a first exchange between the GPUs gave a wrong sum", hint, ErrorCode::device);
+  }
+
+  Communicator& group_;
+  Device& device_;
+  ncclComm_t nccl_ = nullptr;
+  std::atomic<bool> aborted_{false};
+  std::mutex mutex_;
+};
+
+}  // namespace
+
+bool built_with_nccl() {
+  return true;
+}
+
+std::unique_ptr<DeviceCommunicator> make_nccl_communicator(Communicator& group, Device& device) {
+  return std::make_unique<NcclCommunicator>(group, device);
+}
+
+}  // namespace fretsaw

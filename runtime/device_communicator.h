@@ -1,0 +1,33 @@
+// Collectives among the devices of a group of ranks: put on each rank's stream, over device memory.
+//
+// Every rank of the group calls with the same sizes, from its own thread. What the ranks exchange is as in runtime/communicator.h; the
+// order in which a reduction adds is the implementation's, and the same on every rank and in every run.
+#pragma once
+#include <cstddef>
+#include <memory>
+
+#include "kernels/device.h"
+#include "runtime/communicator.h"
+
+namespace fretsaw {
+
+class DeviceCommunicator {
+ public:
+  virtual ~DeviceCommunicator() = default;
+  // Whether calls only put work on the stream, so that they can be captured.
+  virtual bool capturable() const = 0;
+  // `in` and `out` may be the same memory where they have one size. Bytes are those of `in`.
+  virtual void all_reduce(const void* in, void* out, size_t bytes, DType dtype, Reduction reduction) = 0;
+  virtual void all_gather(const void* in, void* out, size_t bytes) = 0;
+  virtual void reduce_scatter(const void* in, void* out, size_t bytes, DType dtype, Reduction reduction) = 0;
+  virtual void all_to_all(const void* in, void* out, size_t bytes) = 0;
+  virtual void broadcast(void* data, size_t bytes, int root) = 0;
+  // Ends pending and later calls of this rank with an Error; called from any thread.
+  virtual void abort() = 0;
+};
+
+// Through the host: each rank downloads its part, the ranks of `host` exchange, each uploads the result. It waits, so it can't be captured;
+// several ranks may share a device. `host` and `device` must outlive it.
+std::unique_ptr<DeviceCommunicator> make_staged_communicator(Communicator& host, Device& device);
+
+}  // namespace fretsaw

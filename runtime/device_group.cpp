@@ -1,0 +1,67 @@
+// Opening the devices of a session's ranks.
+#include "runtime/device_group.h"
+
+#include <map>
+#include <set>
+#include <string>
+
+#include "graph/errors.h"
+#include "kernels/cuda/devices.h"
+#include "runtime/cuda/nccl.h"
+
+namespace fretsaw {
+namespace {
+
+std::string gibibytes(double bytes) {
+  const double tenths = bytes / double(1 << 30) * 10;
+  return std::to_string(static_cast<int64_t>(tenths) / 10) + "." + std::to_string(static_cast<int64_t>(tenths) % 10) + " GiB";
+}
+
+}  // namespace
+
+Rank::OnDevice DeviceGroup::of_rank(int rank) const {
+  if (devices.empty()) return {};
+  auto connect = [shared = shared](Communicator& group, Device& device) {
+    return shared || !built_with_nccl() ? make_staged_communicator(group, device) : make_nccl_communicator(group, device);
+  };
+  return {devices.at(static_cast<size_t>(rank)), mailbox, connect};
+}
+
+DeviceGroup open_devices(const std::vector<int>& chosen, int ranks) {
+  DeviceGroup group;
+  std::vector<int> indexes = chosen;
+  if (indexes.empty()) {
+    const int found = static_cast<int>(cuda_devices().size());
+    if (found < ranks && found > 0) {
+      throw Error("the plan has " + std::to_string(ranks) + " ranks, and this machine has " + std::to_string(found) + " CUDA devices",
+                  "use a smaller mesh, --device cpu, or name a device several times with --devices", ErrorCode::device);
+    }
+    for (int r = 0; r < ranks; ++r) indexes.push_back(r);
+  }
+  if (static_cast<int>(indexes.size()) < ranks) {
+    throw Error("--devices names " + std::to_string(indexes.size()) + " devices for " + std::to_string(ranks) + " ranks",
+                "name one for each rank", ErrorCode::device);
+  }
+  indexes.resize(static_cast<size_t>(ranks));
+  for (int index : indexes) group.devices.push_back(open_cuda_device(index));
+  group.shared = std::set<int>(indexes.begin(), indexes.end()).size() < indexes.size();
+  group.mailbox = std::make_shared<DeviceMailbox>();
+  return group;
+}
+
+void check_device_memory(const DeviceGroup& group, const std::vector<std::unique_ptr<Rank>>& ranks) {
+  std::map<int, int64_t> needed;  // by device
+  for (size_t r = 0; r < group.devices.size(); ++r) needed[group.devices[r]->index()] += ranks[r]->report().weight_bytes;
+  for (size_t r = 0; r < group.devices.size(); ++r) {
+    Device& device = *group.devices[r];
+    device.use();
+    const auto available = static_cast<int64_t>(device.free_bytes());
+    const int64_t wanted = needed[device.index()];
+    if (wanted <= available) continue;
+    throw Error("the weights of the ranks on " + device.name() + " need " + gibibytes(static_cast<double>(wanted)) + ", and " +
+                    gibibytes(static_cast<double>(available)) + " of its memory are free",
+                "use more devices (--mesh), or a smaller type (--precision bf16)", ErrorCode::device);
+  }
+}
+
+}  // namespace fretsaw

@@ -1,0 +1,55 @@
+// Collectives among devices through host memory.
+#include <vector>
+
+#include "runtime/device_communicator.h"
+
+namespace fretsaw {
+namespace {
+
+class StagedCommunicator : public DeviceCommunicator {
+ public:
+  StagedCommunicator(Communicator& host, Device& device) : host_(host), device_(device) {}
+
+  bool capturable() const override { return false; }
+  void all_reduce(const void* in, void* out, size_t bytes, DType dtype, Reduction reduction) override {
+    through_host(in, bytes, out, bytes, [&] { host_.all_reduce(in_, out_, dtype, reduction); });
+  }
+  void all_gather(const void* in, void* out, size_t bytes) override {
+    through_host(in, bytes, out, bytes * ranks(), [&] { host_.all_gather(in_, out_); });
+  }
+  void reduce_scatter(const void* in, void* out, size_t bytes, DType dtype, Reduction reduction) override {
+    through_host(in, bytes, out, bytes / ranks(), [&] { host_.reduce_scatter(in_, out_, dtype, reduction); });
+  }
+  void all_to_all(const void* in, void* out, size_t bytes) override {
+    through_host(in, bytes, out, bytes, [&] { host_.all_to_all(in_, out_); });
+  }
+  void broadcast(void* data, size_t bytes, int root) override {
+    in_.resize(bytes);
+    if (host_.rank() == root) device_.download(in_.data(), data, bytes);
+    host_.broadcast(in_, root);
+    if (host_.rank() != root) device_.upload(data, in_.data(), bytes);
+  }
+  void abort() override {}  // the host's communicator ends the calls
+
+ private:
+  size_t ranks() const { return static_cast<size_t>(host_.size()); }
+  template <typename Exchange>
+  void through_host(const void* in, size_t in_bytes, void* out, size_t out_bytes, const Exchange& exchange) {
+    in_.resize(in_bytes), out_.resize(out_bytes);
+    device_.download(in_.data(), in, in_bytes);
+    exchange();
+    device_.upload(out, out_.data(), out_bytes);
+  }
+
+  Communicator& host_;
+  Device& device_;
+  std::vector<std::byte> in_, out_;
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceCommunicator> make_staged_communicator(Communicator& host, Device& device) {
+  return std::make_unique<StagedCommunicator>(host, device);
+}
+
+}  // namespace fretsaw
