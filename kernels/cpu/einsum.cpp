@@ -2,11 +2,10 @@
 //
 //   "bij,bjk->bik"   labels in both and wanted later: batch (b); in both and not wanted: summed (j); in one alone: rows (i), columns (k)
 #include <algorithm>
-#include <cctype>
 #include <complex>
-#include <map>
 
 #include "kernels/cpu/convolution_loops.h"
+#include "kernels/cpu/einsum_equation.h"
 #include "kernels/cpu/element_copy.h"
 #include "kernels/cpu/matmul.h"
 #include "kernels/cpu/scalar_types.h"
@@ -16,71 +15,7 @@ namespace fretsaw {
 
 namespace {
 
-using Labels = std::vector<int>;  // letters; those of an ellipsis are 1000 less the distance from its end
-constexpr int kEllipsis = -1, kEllipsisEnd = 1000;
-
-struct Equation {
-  std::vector<Labels> inputs;  // an ellipsis stands as kEllipsis
-  Labels output;
-  bool has_output = false;
-};
-
-Labels parse_term(const std::string& text) {
-  Labels labels;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (std::isalpha(static_cast<unsigned char>(text[i]))) {
-      labels.push_back(static_cast<unsigned char>(text[i]));
-    } else if (text.compare(i, 3, "...") == 0 && std::count(labels.begin(), labels.end(), kEllipsis) == 0) {
-      labels.push_back(kEllipsis);
-      i += 2;
-    } else {
-      throw Error("the equation of Einsum has '" + text + "'", "use letters and one ellipsis");
-    }
-  }
-  return labels;
-}
-
-Equation parse_equation(std::string text) {
-  text.erase(std::remove_if(text.begin(), text.end(), [](unsigned char c) { return std::isspace(c); }), text.end());
-  Equation e;
-  const size_t arrow = text.find("->");
-  if (arrow != std::string::npos) {
-    e.has_output = true;
-    e.output = parse_term(text.substr(arrow + 2));
-    text.resize(arrow);
-  }
-  for (size_t start = 0; start <= text.size();) {
-    const size_t comma = std::min(text.find(',', start), text.size());
-    e.inputs.push_back(parse_term(text.substr(start, comma - start)));
-    start = comma + 1;
-  }
-  if (e.has_output) return e;
-  // The ellipsis, then in alphabetical order the letters that occur once.
-  std::map<int, int> uses;
-  for (const Labels& labels : e.inputs) {
-    for (int label : labels) ++uses[label];
-  }
-  for (const auto& [label, count] : uses) {
-    if (label == kEllipsis || count == 1) e.output.push_back(label);
-  }
-  return e;
-}
-
-Labels expand_ellipsis(const Labels& labels, size_t extra) {
-  Labels out;
-  for (int label : labels) {
-    if (label != kEllipsis) {
-      out.push_back(label);
-      continue;
-    }
-    for (size_t i = extra; i-- > 0;) out.push_back(kEllipsisEnd - static_cast<int>(i));
-  }
-  return out;
-}
-
-bool contains_label(const Labels& labels, int label) {
-  return std::find(labels.begin(), labels.end(), label) != labels.end();
-}
+using namespace einsum;
 
 // A tensor whose axes have labels; strides in elements.
 template <typename T>
@@ -90,8 +25,6 @@ struct Term {
   const T* data = nullptr;
   std::vector<T> owned;
 };
-
-using Extents = std::map<int, int64_t>;
 
 // Merges repeated labels into diagonals, and drops axes of 1 that broadcast.
 template <typename T>
@@ -169,11 +102,6 @@ Term<T> join(const Term<T>& a, const Term<T>& b, const Labels& later, int thread
   for (int label : b.labels) {
     if (!contains_label(a.labels, label) && contains_label(later, label)) columns.push_back(label);
   }
-  const auto joined = [](std::initializer_list<Labels> parts) {
-    Labels all;
-    for (const Labels& part : parts) all.insert(all.end(), part.begin(), part.end());
-    return all;
-  };
   const Term<T> left = arrange(a, joined({batch, rows, summed})), right = arrange(b, joined({batch, summed, columns}));
   const auto extent = [](const Term<T>& term, size_t from, size_t count) { return product(term.dims, from, from + count); };
   const int64_t batches = extent(left, 0, batch.size()), M = extent(left, batch.size(), rows.size());
@@ -194,47 +122,6 @@ Term<T> join(const Term<T>& a, const Term<T>& b, const Labels& later, int thread
   return y;
 }
 
-struct Resolved {
-  std::vector<Labels> inputs;
-  Labels output;
-  Extents extents;
-};
-
-Resolved resolve(const Equation& e, RunContext& r) {
-  if (e.inputs.size() != r.input_count()) {
-    throw Error(
-        "the equation of Einsum has " + std::to_string(e.inputs.size()) + " terms for " + std::to_string(r.input_count()) + " inputs",
-        "make them equal");
-  }
-  Resolved out;
-  size_t widest = 0;
-  for (size_t i = 0; i < e.inputs.size(); ++i) {
-    const Dims& dims = r.input(i).dims;
-    const size_t named = e.inputs[i].size() - (contains_label(e.inputs[i], kEllipsis) ? 1 : 0);
-    const size_t extra = dims.size() >= named ? dims.size() - named : 0;
-    if (dims.size() < named || (extra > 0 && named == e.inputs[i].size())) {
-      throw Error("a term of Einsum has " + std::to_string(named) + " labels for the shape " + to_string(dims),
-                  "give one for each dimension");
-    }
-    widest = std::max(widest, extra);
-    out.inputs.push_back(expand_ellipsis(e.inputs[i], extra));
-    for (size_t d = 0; d < dims.size(); ++d) {
-      int64_t& extent = out.extents.emplace(out.inputs[i][d], dims[d]).first->second;
-      if (extent == 1) extent = dims[d];
-      if (dims[d] != extent && dims[d] != 1)
-        throw Error("a label of Einsum stands for " + std::to_string(extent) + " and " + std::to_string(dims[d]),
-                    "make the dimensions equal");
-    }
-  }
-  out.output = expand_ellipsis(e.output, widest);
-  for (size_t i = 0; i < out.output.size(); ++i) {
-    if (!out.extents.count(out.output[i]) || std::count(out.output.begin(), out.output.end(), out.output[i]) != 1) {
-      throw Error("Einsum's output has a label that no input has, or one twice", "correct the equation");
-    }
-  }
-  return out;
-}
-
 template <typename T>
 void run_einsum(RunContext& r, const Resolved& e) {
   Term<T> result = open_term<T>(r.input(0), e.inputs[0], e.extents);
@@ -252,7 +139,9 @@ void run_einsum(RunContext& r, const Resolved& e) {
 
 CompiledKernel make_einsum_plain(const CompileContext& c) {
   return {[equation = parse_equation(c.node().get_string("equation", ""))](RunContext& r) {
-    const Resolved e = resolve(equation, r);
+    std::vector<Dims> dims;
+    for (size_t i = 0; i < r.input_count(); ++i) dims.push_back(r.input(i).dims);
+    const Resolved e = resolve(equation, dims);
     constexpr TypeSet kTypes = types::wide_floats | types::integers;
     dispatch<kTypes>(r.input(0).dtype, [&]<typename T>() { run_einsum<T>(r, e); });
   }};

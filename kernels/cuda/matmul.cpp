@@ -115,13 +115,13 @@ std::string read_add(const CompileContext& c, const Node& node, const Value* pre
 
 std::string read_follower(const CompileContext& c, const Node& node, const Value* previous, ProductStep& step) {
   ProductSpec& s = step.spec;
-  if (s.activation != Activation::none) return "a node after the activation";
+  if (s.activation != ProductActivation::none) return "a node after the activation";
   if (node.op == "Add") return read_add(c, node, previous, step);
-  if (node.op == "Relu") s.activation = Activation::relu;
+  if (node.op == "Relu") s.activation = ProductActivation::relu;
   // cuBLASLt's Gelu is the tanh form, and not exact enough for float32.
   if (node.op == "Gelu" && node.get_string("approximate", "none") == "tanh" && s.type != DType::float32)
-    s.activation = Activation::gelu_tanh;
-  return s.activation == Activation::none ? "a follower that no epilogue does" : "";
+    s.activation = ProductActivation::gelu_tanh;
+  return s.activation == ProductActivation::none ? "a follower that no epilogue does" : "";
 }
 
 // The reason to refuse the step, or "".

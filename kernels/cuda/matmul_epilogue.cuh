@@ -1,15 +1,16 @@
 // What is done to a sum before it is stored.
 #pragma once
-#include "kernels/cuda/float_types.cuh"
 #include "kernels/cuda/matmul_product.h"
+#include "kernels/cuda/product_types.cuh"
 
 namespace fretsaw::cuda {
 
 template <typename T>
-__device__ inline T activate(T x, Activation activation) {
-  if (activation == Activation::relu) return x > T(0) || x != x ? x : T(0);
+__device__ inline T activate(T x, ProductActivation activation) {
+  if (activation == ProductActivation::relu) return x > T(0) || x != x ? x : T(0);
   if constexpr (static_cast<T>(0.5) != T(0)) {
-    if (activation == Activation::gelu_tanh) return T(0.5) * x * (T(1) + tanh(T(0.79788456080286535588) * (x + T(0.044715) * x * x * x)));
+    if (activation == ProductActivation::gelu_tanh)
+      return T(0.5) * x * (T(1) + tanh(T(0.79788456080286535588) * (x + T(0.044715) * x * x * x)));
   }
   return x;
 }
@@ -20,13 +21,13 @@ struct Epilogue {
   Sum<T> alpha, beta;
   const T *c, *bias;  // null where there is none
   T* d;
-  Activation activation;
+  ProductActivation activation;
 
   __device__ void store(int64_t at, int64_t column, Sum<T> sum) const {
     Sum<T> value = alpha * sum;
     if (c) value += beta * widen(c[at]);
     if (bias) value += widen(bias[column]);
-    d[at] = narrow<T>(activate(value, activation));
+    d[at] = rounded<T>(activate(value, activation));
   }
 };
 

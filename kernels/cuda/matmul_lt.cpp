@@ -28,9 +28,9 @@ cublasComputeType_t compute_type(const ProductSpec& spec) {
 
 cublasLtEpilogue_t epilogue(const ProductSpec& spec) {
   switch (spec.activation) {
-    case Activation::relu:
+    case ProductActivation::relu:
       return spec.bias ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_RELU;
-    case Activation::gelu_tanh:
+    case ProductActivation::gelu_tanh:
       return spec.bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
     default:
       return spec.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;

@@ -10,7 +10,7 @@
 
 namespace fretsaw::cuda {
 
-enum class Activation : uint8_t { none, relu, gelu_tanh };
+enum class ProductActivation : uint8_t { none, relu, gelu_tanh };
 
 // One batch dimension: elements from one matrix to the next, of A, B, and of D (and C).
 struct ProductBatch {
@@ -26,7 +26,7 @@ struct ProductSpec {
   std::vector<ProductBatch> batches;  // outermost first
   double alpha = 1, beta = 0;
   bool bias = false;
-  Activation activation = Activation::none;
+  ProductActivation activation = ProductActivation::none;
 };
 
 struct ProductOperands {

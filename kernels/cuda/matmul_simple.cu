@@ -41,11 +41,11 @@ __global__ void multiply_tiles(Strides s, const T* a, const T* b, Epilogue<T> ep
 }
 
 template <typename T>
-__global__ void epilogue_kernel(int64_t count, int64_t N, const T* bias, T* d, Activation activation) {
+__global__ void epilogue_kernel(int64_t count, int64_t N, const T* bias, T* d, ProductActivation activation) {
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x) {
     Sum<T> value = widen(d[i]);
     if (bias) value += widen(bias[i % N]);
-    d[i] = narrow<T>(activate(value, activation));
+    d[i] = rounded<T>(activate(value, activation));
   }
 }
 
@@ -60,7 +60,7 @@ __global__ void noise_kernel(T* to, int64_t count) {
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x) {
     uint32_t x = static_cast<uint32_t>(i) * 2654435761u + 12345u;
     x ^= x >> 15, x *= 2246822519u, x ^= x >> 13;
-    to[i] = narrow<T>(static_cast<Sum<T>>(static_cast<float>(x) * (2.0f / 4294967296.0f) - 1.0f));
+    to[i] = rounded<T>(static_cast<Sum<T>>(static_cast<float>(x) * (2.0f / 4294967296.0f) - 1.0f));
   }
 }
 

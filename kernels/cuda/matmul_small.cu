@@ -21,7 +21,7 @@ constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kLanes = 8, kRowsAtOnce = kThreads / kLanes;
 
 template <typename T>
-constexpr int kTileColumns = kLanes* Pack<T>::size;
+constexpr int kTileColumns = kLanes* Bits16<T>::size;
 
 // Rows of B that a thread has in flight.
 template <int M>
@@ -40,18 +40,18 @@ struct SmallArguments {
 };
 
 template <typename T, int M>
-__device__ void load_rows(Pack<T> (&rows)[kInFlight<M>], const SmallArguments<T>& p, int64_t first, int64_t end, int64_t column) {
+__device__ void load_rows(Bits16<T> (&rows)[kInFlight<M>], const SmallArguments<T>& p, int64_t first, int64_t end, int64_t column) {
 #pragma unroll
   for (int u = 0; u < kInFlight<M>; ++u) {
     const int64_t k = first + u * kRowsAtOnce;
-    rows[u] = k < end && column < p.N ? load_pack_once(p.b + k * p.line + column) : Pack<T>();
+    rows[u] = k < end && column < p.N ? load_bits_once(p.b + k * p.line + column) : Bits16<T>();
   }
 }
 
 // Adds up the sums of the lanes and warps that have the same columns, into totals [M][columns].
 template <typename T, int M>
-__device__ void reduce_block(float (&sums)[M][Pack<T>::size], float* partial, float* totals) {
-  constexpr int V = Pack<T>::size, kColumns = kTileColumns<T>;
+__device__ void reduce_block(float (&sums)[M][Bits16<T>::size], float* partial, float* totals) {
+  constexpr int V = Bits16<T>::size, kColumns = kTileColumns<T>;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
 #pragma unroll
   for (int m = 0; m < M; ++m) {
@@ -72,7 +72,7 @@ __device__ void reduce_block(float (&sums)[M][Pack<T>::size], float* partial, fl
 
 template <typename T, int M>
 __global__ void __launch_bounds__(kThreads) multiply_rows(SmallArguments<T> p, Epilogue<T> epilogue) {
-  constexpr int V = Pack<T>::size, kColumns = kTileColumns<T>, U = kInFlight<M>, kStaged = kStagedRows<M>, kBatch = U * kRowsAtOnce;
+  constexpr int V = Bits16<T>::size, kColumns = kTileColumns<T>, U = kInFlight<M>, kStaged = kStagedRows<M>, kBatch = U * kRowsAtOnce;
   static_assert(kStaged % kBatch == 0);
   __shared__ float factors[kStaged * M];  // [rows][M]; after the products the partial sums of the warps [warps][M][columns]
   __shared__ float totals[M * kColumns];
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kThreads) multiply_rows(SmallArguments<T> p, E
   const int64_t column = blockIdx.y * int64_t{kColumns} + static_cast<int>(threadIdx.x) % kLanes * V;
   const int64_t begin = cluster.block_rank() * p.part, end = begin + p.part < p.K ? begin + p.part : p.K;
   float sums[M][V] = {};
-  Pack<T> next[U];
+  Bits16<T> next[U];
   load_rows<T, M>(next, p, begin + group, end, column);
   for (int64_t chunk = begin; chunk < end; chunk += kStaged) {
     const int rows = static_cast<int>(end - chunk < kStaged ? end - chunk : kStaged), padded = (rows + kBatch - 1) / kBatch * kBatch;
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads) multiply_rows(SmallArguments<T> p, E
     }
     __syncthreads();
     for (int k0 = group; k0 < padded; k0 += kBatch) {
-      Pack<T> rows_now[U];
+      Bits16<T> rows_now[U];
 #pragma unroll
       for (int u = 0; u < U; ++u) rows_now[u].bits = next[u].bits;
       load_rows<T, M>(next, p, chunk + k0 + kBatch, end, column);
@@ -153,7 +153,7 @@ constexpr int kColumnsOfGroup = 2;
 
 template <typename T, int M>
 __global__ void __launch_bounds__(kThreads) multiply_columns(SmallArguments<T> p, int warps_of_group, Epilogue<T> epilogue) {
-  constexpr int V = Pack<T>::size, C = kColumnsOfGroup, U = 4;
+  constexpr int V = Bits16<T>::size, C = kColumnsOfGroup, U = 4;
   __shared__ float partial[kWarps][C * M];
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int groups = kWarps / warps_of_group, group = warp / warps_of_group, part = warp % warps_of_group;
@@ -161,17 +161,17 @@ __global__ void __launch_bounds__(kThreads) multiply_columns(SmallArguments<T> p
   float sums[C][M] = {};
   const int64_t step = warps_of_group * 32 * V;
   for (int64_t k0 = (part * 32 + lane) * V; k0 < p.K; k0 += step * U) {
-    Pack<T> weights[U][C];
+    Bits16<T> weights[U][C];
 #pragma unroll
     for (int i = 0; i < U * C; ++i) {
       const int64_t k = k0 + i / C * step, n = n0 + i % C;
-      if (k < p.K && n < p.N) weights[i / C][i % C] = load_pack_once(p.b + n * p.line + k);
+      if (k < p.K && n < p.N) weights[i / C][i % C] = load_bits_once(p.b + n * p.line + k);
     }
 #pragma unroll
     for (int i = 0; i < U * M; ++i) {
       const int64_t k = k0 + i / M * step;
       if (k >= p.K || i % M >= p.M) continue;
-      const Pack<T> factor = load_pack(p.a + int64_t{i % M} * p.a_row + k);
+      const Bits16<T> factor = load_bits(p.a + int64_t{i % M} * p.a_row + k);
 #pragma unroll
       for (int j = 0; j < V * C; ++j) sums[j % C][i % M] += factor.at(j / C) * weights[i / M][j % C].at(j / C);
     }
@@ -197,7 +197,7 @@ template <typename T, int M>
 void launch_columns(const SmallArguments<T>& p, const Epilogue<T>& epilogue, int multiprocessors, cudaStream_t stream) {
   const int64_t groups = (p.N + kColumnsOfGroup - 1) / kColumnsOfGroup;
   int warps = 1;
-  while (warps < kWarps && groups * warps < 4 * multiprocessors * kWarps && p.K >= int64_t{64} * warps * Pack<T>::size) warps *= 2;
+  while (warps < kWarps && groups * warps < 4 * multiprocessors * kWarps && p.K >= int64_t{64} * warps * Bits16<T>::size) warps *= 2;
   const int64_t blocks = (groups * warps + kWarps - 1) / kWarps;
   multiply_columns<T, M><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(p, warps, epilogue);
   check_launch("multiply_columns");

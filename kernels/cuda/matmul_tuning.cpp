@@ -19,7 +19,7 @@ constexpr const char *kSmall = "small 1", *kLt = "lt 1 ";  // the numbers change
 
 ProductSpec without_epilogue(ProductSpec spec) {
   spec.bias = false;
-  spec.activation = Activation::none;
+  spec.activation = ProductActivation::none;
   return spec;
 }
 
@@ -139,7 +139,7 @@ ProductChoice choose(GpuDevice& device, const ProductSpec& spec, size_t alignmen
   ProductSpec lt_spec = spec;
   const std::lock_guard<std::mutex> lock(choices_mutex);
   const std::string key = key_of(device, spec, alignment);
-  const bool follows = spec.bias || spec.activation != Activation::none;
+  const bool follows = spec.bias || spec.activation != ProductActivation::none;
   const bool separate = follows && lt->candidates(1).empty();
   if (separate) {
     lt_spec = without_epilogue(spec);
