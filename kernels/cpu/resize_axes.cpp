@@ -8,6 +8,7 @@
 
 #include "kernels/cpu/element_copy.h"
 #include "kernels/cpu/numbers.h"
+#include "kernels/cpu/resize_taps.h"
 
 namespace fretsaw {
 
@@ -39,56 +40,6 @@ constexpr Named<NearestRule> kNearest[] = {{"round_prefer_floor", NearestRule::r
                                            {"round_prefer_ceil", NearestRule::round_prefer_ceil},
                                            {"floor", NearestRule::floor},
                                            {"ceil", NearestRule::ceil}};
-
-// x / scale, without rounding the scale first where it is a quotient of sizes.
-double unscaled(const AxisSize& s, double x) {
-  return s.from_sizes ? x * static_cast<double>(s.in) / static_cast<double>(s.out) : x / s.scale;
-}
-
-// Where output j lies in the input's coordinates.
-double source_coordinate(Coordinates mode, const AxisSize& s, double j) {
-  const auto in = static_cast<double>(s.in), out = static_cast<double>(s.out);
-  const double scaled = s.from_sizes ? out : s.scale * in;  // the output's size before it was cut to an integer
-  switch (mode) {
-    case Coordinates::align_corners:
-      return scaled == 1 ? 0 : j * (in - 1) / (scaled - 1);
-    case Coordinates::asymmetric:
-      return unscaled(s, j);
-    case Coordinates::tf_crop_and_resize:
-      if (scaled == 1) return 0.5 * (s.roi_end - s.roi_start) * (in - 1) + s.roi_start * (in - 1);
-      return j * (s.roi_end - s.roi_start) * (in - 1) / (scaled - 1) + s.roi_start * (in - 1);
-    case Coordinates::pytorch_half_pixel:
-      return scaled == 1 ? -0.5 : unscaled(s, j + 0.5) - 0.5;
-    case Coordinates::half_pixel_symmetric:
-      return in / 2 * (1 - out / scaled) + unscaled(s, j + 0.5) - 0.5;
-    case Coordinates::half_pixel:
-      break;
-  }
-  return unscaled(s, j + 0.5) - 0.5;
-}
-
-double nearest_index(NearestRule rule, double x) {
-  const double below = std::floor(x);
-  switch (rule) {
-    case NearestRule::floor:
-      return below;
-    case NearestRule::ceil:
-      return std::ceil(x);
-    case NearestRule::round_prefer_ceil:
-      return x - below >= 0.5 ? below + 1 : below;
-    case NearestRule::round_prefer_floor:
-      break;
-  }
-  return x - below > 0.5 ? below + 1 : below;
-}
-
-// The kernel's value at a distance from its centre.
-double kernel_value(const ResizeRule& rule, double distance) {
-  const double x = std::fabs(distance), a = rule.cubic_a;
-  if (rule.mode == ResizeMode::linear) return std::max(0.0, 1 - x);
-  if (x <= 1) return ((a + 2) * x - (a + 3)) * x * x + 1;
-  return x < 2 ? ((a * x - 5 * a) * x + 8 * a) * x - 4 * a : 0;
-}
 
 // Sizes of the named axes from the input `sizes`.
 void use_sizes(const ResizeNode& node, const std::vector<int64_t>& sizes, const std::vector<size_t>& axes, std::vector<AxisSize>& result) {
@@ -122,25 +73,6 @@ void use_scales(const std::vector<double>& scales, const std::vector<size_t>& ax
     axis.out = static_cast<int64_t>(out);
     axis.scale = scales[i];
   }
-}
-
-// Fills output j with the kernel around x; `first` is the offset of the first tap from the element left of x.
-void fill_taps(const ResizeRule& rule, AxisTaps& axis, int64_t j, double x, int64_t first, double kernel_scale) {
-  double left = std::floor(x), ratio = x - left;
-  if (ratio == 0) left -= 1, ratio = 1;
-  double sum = 0;
-  const bool normalise = rule.antialias || rule.exclude_outside;
-  for (int64_t t = 0; t < axis.taps; ++t) {
-    const auto offset = static_cast<double>(first + t);
-    const double at = left + offset;
-    const bool outside = at < 0 || at > static_cast<double>(axis.in - 1);
-    const double weight = outside && rule.exclude_outside ? 0 : kernel_value(rule, (offset - ratio) * kernel_scale);
-    axis.index[static_cast<size_t>(t * axis.out + j)] = static_cast<int32_t>(std::clamp(at, 0.0, static_cast<double>(axis.in - 1)));
-    axis.weight[static_cast<size_t>(t * axis.out + j)] = weight;
-    sum += weight;
-  }
-  if (!normalise || sum == 0) return;
-  for (int64_t t = 0; t < axis.taps; ++t) axis.weight[static_cast<size_t>(t * axis.out + j)] /= sum;
 }
 
 }  // namespace
@@ -185,33 +117,35 @@ std::vector<AxisSize> axis_sizes(const ResizeNode& node, RunContext& r) {
   return sizes;
 }
 
-AxisTaps axis_taps(const ResizeRule& rule, const AxisSize& size) {
-  AxisTaps axis{.in = size.in, .out = size.out};
+TapRule::TapRule(const ResizeRule& resize, const AxisSize& axis) : rule(resize), size(axis) {
   const bool crops = rule.coordinates == Coordinates::tf_crop_and_resize && (size.roi_start != 0 || size.roi_end != 1);
-  axis.identity = size.in == size.out && std::fabs(size.scale - 1) < 1e-9 && !crops;
+  identity = size.in == size.out && std::fabs(size.scale - 1) < 1e-9 && !crops;
   if (size.in > std::numeric_limits<int32_t>::max() || size.out > std::numeric_limits<int32_t>::max()) {
     throw Error("an axis of " + std::to_string(size.in) + " elements is too large to be resized");
   }
-  const double kernel_scale = rule.antialias ? std::min(size.scale, 1.0) : 1.0;  // the kernel widens when shrinking
+  kernel_scale = rule.antialias ? std::min(size.scale, 1.0) : 1.0;  // the kernel widens when shrinking
   const double radius = rule.mode == ResizeMode::cubic ? 2 : 1;
-  const auto first = static_cast<int64_t>(std::floor(-radius / kernel_scale)) + 1;
-  if (rule.mode != ResizeMode::nearest) axis.taps = 2 - 2 * first;
+  first = static_cast<int64_t>(std::floor(-radius / kernel_scale)) + 1;
+  if (rule.mode != ResizeMode::nearest) taps = 2 - 2 * first;
+}
+
+AxisTaps axis_taps(const ResizeRule& rule, const AxisSize& size) {
+  const TapRule taps(rule, size);
+  AxisTaps axis{.in = size.in, .out = size.out, .taps = taps.taps, .identity = taps.identity};
   const auto entries = static_cast<size_t>(axis.taps * axis.out);
   axis.index.resize(entries);
   axis.weight.assign(entries, 1.0);
   for (int64_t j = 0; j < axis.out; ++j) {
-    const double x = axis.identity ? static_cast<double>(j) : source_coordinate(rule.coordinates, size, static_cast<double>(j));
+    const double x = taps.coordinate(j);
     if (!std::isfinite(x)) throw Error("a coordinate of the resized tensor is not a number", "check the scales and the region");
-    if (rule.coordinates == Coordinates::tf_crop_and_resize && (x < 0 || x > static_cast<double>(size.in - 1))) {
+    if (taps.extrapolates(x)) {
       axis.extrapolated.resize(static_cast<size_t>(axis.out), 0);
       axis.extrapolated[static_cast<size_t>(j)] = 1;
     }
-    if (rule.mode == ResizeMode::nearest) {
-      const double at = std::clamp(nearest_index(rule.nearest, x), 0.0, static_cast<double>(size.in - 1));
-      axis.index[static_cast<size_t>(j)] = static_cast<int32_t>(at);
-    } else {
-      fill_taps(rule, axis, j, x, first, kernel_scale);
-    }
+    taps.each_tap(x, [&](int64_t t, int32_t index, double weight) {
+      axis.index[static_cast<size_t>(t * axis.out + j)] = index;
+      axis.weight[static_cast<size_t>(t * axis.out + j)] = weight;
+    });
   }
   return axis;
 }
