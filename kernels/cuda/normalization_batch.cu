@@ -1,0 +1,160 @@
+// BatchNormalization with given statistics: each channel is multiplied and shifted. Constant parameters become factors when the kernel is
+// made; others become factors on the device before each run.
+#include <cmath>
+#include <memory>
+
+#include "kernels/cpu/convert.h"
+#include "kernels/cpu/element_copy.h"
+#include "kernels/cuda/element_packs.cuh"
+#include "kernels/cuda/normalization.h"
+
+namespace fretsaw::cuda {
+
+namespace {
+
+constexpr int kThreads = 256;
+
+// factors [2, C]: what a channel is multiplied with, and what is added.
+template <typename T, int V, bool kLast>
+__global__ void __launch_bounds__(kThreads)
+    scale_channels(const T* x, T* y, int64_t count, WideDivider cells, WideDivider channels, const WideOf<T>* factors) {
+  const int64_t C = channels.divisor;
+  for (int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * V; i < count; i += int64_t{gridDim.x} * kThreads * V) {
+    const auto from = *reinterpret_cast<const Lanes<T, V>*>(x + i);
+    Lanes<T, V> to;
+    int64_t channel = kLast ? i : cells.quotient(i);
+    split_off(channels, channel);
+#pragma unroll
+    for (int k = 0; k < V; ++k) {
+      const int64_t at = kLast ? channel + k : channel;
+      to.at[k] = narrow<T>(widen(from.at[k]) * factors[at] + factors[C + at]);
+    }
+    *reinterpret_cast<Lanes<T, V>*>(y + i) = to;
+  }
+}
+
+template <typename Wide>
+__host__ __device__ void make_factor(Wide scale, Wide bias, Wide mean, Wide variance, Wide epsilon, Wide& factor, Wide& shift) {
+  factor = scale / sqrt(variance + epsilon);
+  shift = bias - mean * factor;
+}
+
+struct Parameter {
+  const void* data;
+  DType type;
+};
+__device__ double load_float(const Parameter& p, int64_t i) {
+  switch (p.type) {
+    case DType::float64:
+      return static_cast<const double*>(p.data)[i];
+    case DType::float16:
+      return static_cast<double>(__half2float(static_cast<const __half*>(p.data)[i]));
+    case DType::bfloat16:
+      return static_cast<double>(__bfloat162float(static_cast<const __nv_bfloat16*>(p.data)[i]));
+    default:
+      return static_cast<double>(static_cast<const float*>(p.data)[i]);
+  }
+}
+
+template <typename Wide>
+__global__ void __launch_bounds__(kThreads)
+    make_factors(Parameter scale, Parameter bias, Parameter mean, Parameter variance, Wide epsilon, int64_t C, Wide* factors) {
+  const int64_t c = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (c >= C) return;
+  const auto load = [c](const Parameter& p) { return static_cast<Wide>(load_float(p, c)); };
+  make_factor(load(scale), load(bias), load(mean), load(variance), epsilon, factors[c], factors[C + c]);
+}
+
+// The factors of constant parameters, in device memory.
+template <typename Wide>
+std::shared_ptr<void> constant_factors(const CompileContext& c, Wide epsilon) {
+  const auto C = static_cast<size_t>(c.constants[1]->count());
+  std::vector<Wide> parameters[4], factors(2 * C);
+  for (size_t i = 0; i < 4; ++i) {
+    const Tensor& tensor = *c.constants[i + 1];
+    require(static_cast<size_t>(tensor.count()) == C, "a parameter of BatchNormalization does not fit the channels", "give it [C]");
+    parameters[i].resize(C);
+    load_as<Wide>(tensor.dtype, tensor.data, 0, tensor.count(), parameters[i].data());
+  }
+  for (size_t i = 0; i < C; ++i)
+    make_factor(parameters[0][i], parameters[1][i], parameters[2][i], parameters[3][i], epsilon, factors[i], factors[C + i]);
+  Device& device = *c.device;
+  const std::shared_ptr<void> memory(device.allocate(factors.size() * sizeof(Wide)), [&device](void* p) { device.release(p); });
+  device.upload(memory.get(), factors.data(), factors.size() * sizeof(Wide));
+  return memory;
+}
+
+template <typename Wide>
+const Wide* factors_of_inputs(RunContext& r, int64_t C, Wide epsilon) {
+  auto* factors = static_cast<Wide*>(r.scratch(static_cast<size_t>(2 * C) * sizeof(Wide)));
+  const auto parameter = [&](size_t i) {
+    require(r.input(i).count() == C, "a parameter of BatchNormalization does not fit the channels", "give it [C]");
+    return Parameter{r.input(i).data, r.input(i).dtype};
+  };
+  make_factors<<<blocks_for(C, kThreads), kThreads, 0, stream_of(r)>>>(parameter(1), parameter(2), parameter(3), parameter(4), epsilon, C,
+                                                                       factors);
+  check_launch("make_factors");
+  return factors;
+}
+
+template <typename T, bool kLast>
+void launch_scale(const TensorView& x, TensorView& y, int64_t C, int64_t cells, const WideOf<T>* factors, cudaStream_t stream) {
+  constexpr int V = kPackOf16<T>;
+  const auto launch = [&]<int kWidth>() {
+    scale_channels<T, kWidth, kLast><<<blocks_for(x.count(), kThreads, kWidth), kThreads, 0, stream>>>(
+        x.as<T>(), y.as<T>(), x.count(), WideDivider(cells), WideDivider(C), factors);
+  };
+  if ((kLast ? C : cells) % V == 0 && is_16_byte_aligned(x.data) && is_16_byte_aligned(y.data))
+    launch.template operator()<V>();
+  else
+    launch.template operator()<1>();
+  check_launch("scale_channels");
+}
+
+void run_batch_norm(RunContext& r, float epsilon, const void* known_factors, int64_t known_channels) {
+  const TensorView& x = r.input(0);
+  require(x.rank() >= 1, "BatchNormalization of a scalar", "give it [N,C,D1,...]");
+  const int64_t C = x.rank() == 1 ? 1 : x.dims[1], cells = product(x.dims, 2, x.rank());
+  require(!known_factors || known_channels == C, "a parameter of BatchNormalization does not fit the channels", "give it [C]");
+  TensorView& y = r.output(0, x.dims, x.dtype, x.layout);
+  if (x.count() == 0) return;
+  with_float_type(x.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using Wide = WideOf<T>;
+    const Wide* factors = static_cast<const Wide*>(known_factors);
+    if (!factors) factors = factors_of_inputs<Wide>(r, C, static_cast<Wide>(epsilon));
+    if (x.layout == Layout::nhwc)
+      launch_scale<T, true>(x, y, C, cells, factors, stream_of(r));
+    else
+      launch_scale<T, false>(x, y, C, cells, factors, stream_of(r));
+  });
+}
+
+CompiledKernel make_batch_norm(const CompileContext& c) {
+  const float epsilon = c.node().get_float("epsilon", 1e-5f);
+  bool known = c.input_dtype(0) != DType::undefined;
+  for (size_t i = 1; i < 5; ++i) known = known && c.constants[i] && !c.constants[i]->is_missing();
+  std::shared_ptr<void> factors;
+  int64_t channels = 0;
+  if (known) {
+    channels = c.constants[1]->count();
+    factors = c.input_dtype(0) == DType::float64 ? constant_factors<double>(c, static_cast<double>(epsilon))
+                                                 : constant_factors<float>(c, epsilon);
+  }
+  CompiledKernel kernel{[=](RunContext& r) { run_batch_norm(r, epsilon, factors.get(), channels); }};
+  if (known) kernel.packed_inputs = {1, 2, 3, 4};
+  follow_layout(c, kernel);
+  return kernel;
+}
+
+std::string unsupported_batch_norm(const CompileContext& c) {
+  return c.node().get_int("training_mode", 0) != 0 ? "statistics of the batch" : refuse_other_float_inputs(c);
+}
+
+}  // namespace
+
+void register_batch_normalization(KernelRegistry& registry) {
+  registry.add({.op = "BatchNormalization", .make = make_batch_norm, .unsupported = unsupported_batch_norm});
+}
+
+}  // namespace fretsaw::cuda
