@@ -8,6 +8,7 @@
 #include <string>
 
 #include "graph/errors.h"
+#include "kernels/cuda/device_faults.h"
 #include "kernels/device.h"
 #include "kernels/kernel.h"
 
@@ -31,6 +32,8 @@ class GpuDevice : public Device {
   virtual cudnnHandle_t cudnn() = 0;
   virtual int multiprocessors() const = 0;
   virtual int compute_capability() const = 0;  // 90 for 9.0
+  // Where the node's kernel leaves word of an index out of range; `synchronize` and `download` then throw an Error that names the node.
+  virtual std::shared_ptr<DeviceFault> fault_word(const Node& node) = 0;
 };
 inline GpuDevice& gpu(const CompileContext& c) {
   return static_cast<GpuDevice&>(*c.device);
