@@ -1,0 +1,25 @@
+// Scattering with a reduction, where several updates may go to one place.
+#pragma once
+#include "kernels/cuda/indexing.h"
+
+namespace fretsaw::cuda {
+
+enum class Reduction : uint8_t { none, add, mul, min, max };
+
+// The updates [items, inner] to be reduced into rows of y [rows, inner].
+struct Updates {
+  const TensorView &y, &updates;
+  int64_t items, inner, rows;
+};
+
+// Bytes of scratch memory for reduce_in_order. N is the type of with_count_type.
+template <typename N>
+size_t bytes_to_order(const Updates& u);
+
+// `scratch` begins with the row of y that each item goes to (`rows`: none) and the numbers of the items, 0, 1, 2, ..., each N[items].
+// The updates of one row are taken in their order, one thread for each of its elements, so that the result is always the same, and that
+// of the CPU. They are brought together by a stable sort.
+template <typename N>
+void reduce_in_order(RunContext& r, Reduction reduction, const Updates& u, void* scratch);
+
+}  // namespace fretsaw::cuda
