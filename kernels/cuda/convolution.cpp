@@ -9,10 +9,6 @@ namespace fretsaw::cuda {
 
 namespace {
 
-size_t rounded(size_t bytes) {
-  return (bytes + 255) / 256 * 256;
-}
-
 // A line [N, C, L] becomes an image [N, C, 1, L].
 void make_image(Convolution& c) {
   for (Dims* dims : {&c.x, &c.w, &c.y}) dims->insert(dims->begin() + 2, 1);
@@ -136,6 +132,8 @@ void read_shapes(const CompileContext& c, bool transposed, ConvolutionStep& step
   convolution.y = step.y_dims = convolution_output(c.node(), convolution.x, convolution.w, transposed, window);
   convolution.strides = window.strides, convolution.dilations = window.dilations;
   convolution.pads_begin = window.pads_begin, convolution.pads_end = window.pads_end;
+  // An output_shape beyond what the window reaches: the cells past it are only bias.
+  for (int64_t& pad : convolution.pads_end) pad = std::max<int64_t>(pad, 0);
   step.channels = convolution.x[1];
 }
 

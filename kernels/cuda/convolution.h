@@ -58,6 +58,11 @@ class ConvolutionPlan {
 // The fastest way found: by timing candidates on the device, once for equal convolutions, and remembered on disk.
 std::shared_ptr<ConvolutionPlan> choose_plan(GpuDevice& device, const Convolution& convolution);
 
+// Bytes in scratch memory, so that what follows is aligned.
+inline size_t rounded(size_t bytes) {
+  return (bytes + 255) / 256 * 256;
+}
+
 // --- launches; all work goes on `stream` ---
 
 // A convolution of any window, groups and layout, one thread for each output (convolution_direct.cu).

@@ -1,0 +1,14 @@
+// The ways to compute a convolution.
+#pragma once
+#include "kernels/cuda/convolution.h"
+
+namespace fretsaw::cuda {
+
+// What may be fastest, most promising first; never empty.
+std::vector<std::shared_ptr<ConvolutionPlan>> candidate_plans(GpuDevice& device, const Convolution& c);
+// The one that needs no library and always works.
+std::shared_ptr<ConvolutionPlan> direct_plan(const Convolution& c);
+// From what `saved` of a plan gave for the same convolution; null where that can't be done.
+std::shared_ptr<ConvolutionPlan> restore_plan(GpuDevice& device, const Convolution& c, const std::string& saved);
+
+}  // namespace fretsaw::cuda
