@@ -1,6 +1,8 @@
 // The pass runner, and the passes that partitioning and running share.
 #pragma once
 #include <functional>
+#include <map>
+#include <set>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -79,5 +81,35 @@ ShapeFacts infer_shapes(Model& model, const InferOptions& options = {});
 void set_input_shapes(Model& model, const std::map<std::string, Dims>& shapes);
 // Replaces shape arithmetic whose result is fully known by constants (ints only; no kernels needed).
 int fold_shape_arithmetic(Model& model, const ShapeFacts& facts);
+
+// --- element types (graph/passes/set_precision.cpp) ---
+struct PrecisionOptions {
+  std::set<std::string> keep;  // graph inputs and outputs by name that stay float32, with a Cast inside
+  // Large constants are converted when their bytes are asked for (Tensor::generate), not now by all cores.
+  bool lazy = false;
+};
+// Turns the float32 parts of a model into `type`, float16 or bfloat16: constants, values, the attributes that name a type, bodies. What
+// is float64, integer or of 16 bits stays. float32 remains, with Casts around it: in operators that have no form for the type, quantised
+// scales, Range, windows and transforms of signals, and in arithmetic on indexes (floats that come from integers alone, until they meet
+// the model's own). The graph's inputs and outputs that are not kept have the type afterwards, so that stages of one model fit each
+// other. Types are inferred first.
+void set_precision(Model& model, DType type, const PrecisionOptions& options = {});
+
+// --- for devices: patterns in a specialised graph (static shapes, constants folded), after a model was cut ---
+// Each needs inferred types and leaves them inferred; groups that lose a node are taken apart.
+// Attention from products, softmax and masks (graph/passes/fuse_attention.cpp), in the form [B, S, H * D] where transposes go with it.
+void fuse_attention(Model& model);
+// RotaryEmbedding from x * cos + rotated(x) * sin (graph/passes/fuse_rotary.cpp); before fuse_attention.
+void fuse_rotary(Model& model);
+// Products of one value with several constant matrices become one and a Split (graph/passes/merge_products.cpp), where each alone is
+// small: `tiles` is the largest number of 128 x 128 blocks that its result may have.
+struct MergeProductsOptions {
+  int64_t tiles = 64;
+};
+// Joined matrices by their parts: one that outlives the pass is shared by all graphs that are made from one template.
+using MergedWeights = std::map<std::vector<TensorPtr>, TensorPtr>;
+void merge_products(Model& model, const MergeProductsOptions& options = {}, MergedWeights* kept = nullptr);
+// fuse_rotary and fuse_attention.
+void recognise_for_devices(Model& model);
 
 }  // namespace fretsaw

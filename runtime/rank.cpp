@@ -470,6 +470,11 @@ RankReport Rank::report() const {
   report.weight_bytes = weight_bytes_;
   const AllocationCount& count = context_.device ? *context_.device_memory->count : *context_.memory.count;
   report.peak_bytes = count.peak_bytes + (context_.device ? context_.device->constant_bytes() : weight_bytes_);
+  for (const auto& stage : stages_) {
+    const Program* program = stage->cache->last_program();
+    if (!program) continue;
+    for (const HostFallback& f : program->fallbacks) report.host_nodes.push_back(f.node + " (" + f.op + "): " + f.reason);
+  }
   report.busy_share = step_us_ > 0 ? busy_us_ / step_us_ : 0;
   return report;
 }

@@ -31,7 +31,8 @@ struct RankReport {
   std::vector<int> stages;
   std::string device;
   int64_t weight_bytes = 0, peak_bytes = 0;
-  double busy_share = 0;  // of the last step
+  double busy_share = 0;                // of the last step
+  std::vector<std::string> host_nodes;  // of a device: "name (op): reason" of the nodes that it has no kernel for, in what has run
 };
 struct TraceEvent {
   int rank = 0;

@@ -52,6 +52,7 @@ Json json_of(const std::vector<RankReport>& ranks) {
                    {"weight_bytes", r.weight_bytes},
                    {"peak_bytes", r.peak_bytes},
                    {"busy_share", std::isfinite(r.busy_share) ? r.busy_share : 0.0}});
+    if (r.device != "cpu") out.back()["host_nodes"] = r.host_nodes;
   }
   return out;
 }

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "graph/communication_schemas.h"
+
 namespace fretsaw {
 
 void Rewriter::walk(const std::function<bool(Node&)>& visit) {
@@ -67,6 +69,16 @@ void for_each_graph(Graph& graph, const std::function<void(Graph&)>& visit) {
   visit(graph);
   for (size_t i = 0; i < graph.nodes.size(); ++i)
     for (const GraphPtr& body : bodies(*graph.nodes[i])) for_each_graph(*body, visit);
+}
+
+void remove_unused_nodes(Graph& graph) {
+  const size_t count = graph.outputs.size();
+  for (const Node* node : graph.nodes)
+    if (node->domain == kCommunicationDomain)
+      for (Value* v : node->outputs)
+        if (v) graph.outputs.push_back(v);
+  remove_dead_nodes(graph);
+  graph.outputs.resize(count);
 }
 
 void set_output(Node& node, size_t index, Value* value) {

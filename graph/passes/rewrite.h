@@ -46,6 +46,9 @@ using ValueMap = std::unordered_map<const Value*, Value*>;
 // Replaces uses in nodes, bodies and graph outputs, all in one walk. Chains (a -> b, b -> c) are followed.
 void replace_uses(Graph& graph, const ValueMap& replacements);
 
+// remove_dead_nodes, but what communicates with other ranks stays: they wait for it.
+void remove_unused_nodes(Graph& graph);
+
 // Makes `node` own `value` as output `index`.
 void set_output(Node& node, size_t index, Value* value);
 // Copies the nodes of `body`, except the values in `mapping` (its inputs, outputs that are to be existing values, captures), to `target`.

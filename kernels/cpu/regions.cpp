@@ -1,4 +1,6 @@
 // Operators on regions of an image: RoiAlign, MaxRoiPool, Col2Im.
+#include "kernels/cpu/regions.h"
+
 #include <algorithm>
 #include <cmath>
 
@@ -8,49 +10,42 @@
 #include "kernels/cpu/parallel.h"
 
 namespace fretsaw {
-namespace {
 
-struct RoiAlignNode {
-  bool average, half_pixel;
-  int64_t height, width, sampling;
-  double scale;
-
-  explicit RoiAlignNode(const Node& node)
-      : average(node.get_string("mode", "avg") == "avg"),
-        half_pixel(node.get_string("coordinate_transformation_mode", "half_pixel") == "half_pixel"),
-        height(node.get_int("output_height", 1)),
-        width(node.get_int("output_width", 1)),
-        sampling(node.get_int("sampling_ratio", 0)),
-        scale(node.get_float("spatial_scale", 1)) {
-    const std::string mode = node.get_string("mode", "avg");
-    require(mode == "avg" || mode == "max", "the mode must be avg or max");
-    require(height > 0 && height <= 1 << 14 && width > 0 && width <= 1 << 14 && sampling >= 0 && sampling <= 1 << 16,
-            "the output's size or the sampling ratio is out of range");
-  }
-};
-
-// The four elements around a point of a plane and their weights; all zero for a point outside.
-struct BilinearPoint {
-  int64_t offset[4] = {0, 0, 0, 0};
-  double weight[4] = {0, 0, 0, 0};
-};
-
-BilinearPoint bilinear_point(double y, double x, int64_t height, int64_t width) {
-  BilinearPoint point;
-  if (!(y >= -1 && y <= static_cast<double>(height) && x >= -1 && x <= static_cast<double>(width))) return point;
-  const auto split = [](double at, int64_t extent, int64_t& low, int64_t& high, double& part) {
-    at = std::max(at, 0.0);
-    low = std::min(static_cast<int64_t>(at), extent - 1);
-    high = std::min(low + 1, extent - 1);
-    part = low == high ? 0 : at - static_cast<double>(low);
-  };
-  int64_t y0, y1, x0, x1;
-  double py, px;
-  split(y, height, y0, y1, py);
-  split(x, width, x0, x1, px);
-  return {{y0 * width + x0, y0 * width + x1, y1 * width + x0, y1 * width + x1},
-          {(1 - py) * (1 - px), (1 - py) * px, py * (1 - px), py * px}};
+RoiAlignNode::RoiAlignNode(const Node& node)
+    : average(node.get_string("mode", "avg") == "avg"),
+      half_pixel(node.get_string("coordinate_transformation_mode", "half_pixel") == "half_pixel"),
+      height(node.get_int("output_height", 1)),
+      width(node.get_int("output_width", 1)),
+      sampling(node.get_int("sampling_ratio", 0)),
+      scale(node.get_float("spatial_scale", 1)) {
+  const std::string mode = node.get_string("mode", "avg");
+  require(mode == "avg" || mode == "max", "the mode must be avg or max");
+  require(height > 0 && height <= 1 << 14 && width > 0 && width <= 1 << 14 && sampling >= 0 && sampling <= 1 << 16,
+          "the output's size or the sampling ratio is out of range");
 }
+
+Col2ImNode col2im_node(const Node& attributes, Dims image, Dims block) {
+  const size_t rank = image.size();
+  Col2ImNode node{.image = std::move(image),
+                  .block = std::move(block),
+                  .dilations = attributes.get_ints("dilations", Dims(rank, 1)),
+                  .pads = attributes.get_ints("pads", Dims(2 * rank, 0)),
+                  .strides = attributes.get_ints("strides", Dims(rank, 1))};
+  require(
+      rank > 0 && node.block.size() == rank && node.dilations.size() == rank && node.pads.size() == 2 * rank && node.strides.size() == rank,
+      "the image, block, dilations, pads and strides must have one number for each axis");
+  constexpr int64_t kLimit = int64_t{1} << 24;
+  for (size_t d = 0; d < rank; ++d) {
+    for (int64_t v : {node.image[d], node.block[d], node.dilations[d], node.strides[d]})
+      require(v > 0 && v < kLimit, "a size is out of range");
+    for (int64_t v : {node.pads[d], node.pads[rank + d]}) require(v >= 0 && v < kLimit, "a pad is out of range");
+    const int64_t room = node.image[d] + node.pads[d] + node.pads[rank + d] - node.dilations[d] * (node.block[d] - 1) - 1;
+    node.columns.push_back(room < 0 ? 0 : room / node.strides[d] + 1);
+  }
+  return node;
+}
+
+namespace {
 
 // The sample points of one region: for each output element `each` of them.
 struct RoiPoints {
@@ -59,26 +54,14 @@ struct RoiPoints {
 };
 
 RoiPoints roi_points(const RoiAlignNode& node, const double* roi, int64_t height, int64_t width) {
-  const double offset = node.half_pixel ? 0.5 : 0;
-  const double x0 = roi[0] * node.scale - offset, y0 = roi[1] * node.scale - offset;
-  double roi_width = roi[2] * node.scale - offset - x0, roi_height = roi[3] * node.scale - offset - y0;
-  if (!node.half_pixel) roi_width = std::max(roi_width, 1.0), roi_height = std::max(roi_height, 1.0);
-  const double bin_height = roi_height / static_cast<double>(node.height), bin_width = roi_width / static_cast<double>(node.width);
-  if (!(std::fabs(bin_height) < 1 << 14 && std::fabs(bin_width) < 1 << 14)) throw Error("a region is too large or not a number");
-  const int64_t grid_h = node.sampling > 0 ? node.sampling : std::max<int64_t>(0, static_cast<int64_t>(std::ceil(bin_height)));
-  const int64_t grid_w = node.sampling > 0 ? node.sampling : std::max<int64_t>(0, static_cast<int64_t>(std::ceil(bin_width)));
-  RoiPoints result{.each = grid_h * grid_w};
+  const RoiGrid grid(node, roi);
+  if (!(std::fabs(grid.bin_height) < 1 << 14 && std::fabs(grid.bin_width) < 1 << 14)) {
+    throw Error("a region is too large or not a number");
+  }
+  RoiPoints result{.each = grid.rows * grid.columns};
   require(result.each * node.height * node.width < int64_t{1} << 28, "a region has too many sample points", "lower the sampling ratio");
-  for (int64_t ph = 0; ph < node.height; ++ph) {
-    for (int64_t pw = 0; pw < node.width; ++pw) {
-      for (int64_t iy = 0; iy < grid_h; ++iy) {
-        const double y = y0 + (static_cast<double>(ph) + (static_cast<double>(iy) + 0.5) / static_cast<double>(grid_h)) * bin_height;
-        for (int64_t ix = 0; ix < grid_w; ++ix) {
-          const double x = x0 + (static_cast<double>(pw) + (static_cast<double>(ix) + 0.5) / static_cast<double>(grid_w)) * bin_width;
-          result.points.push_back(bilinear_point(y, x, height, width));
-        }
-      }
-    }
+  for (int64_t bin = 0; bin < node.height * node.width; ++bin) {
+    for (int64_t i = 0; i < result.each; ++i) result.points.push_back(grid.point(bin / node.width, bin % node.width, i, height, width));
   }
   return result;
 }
@@ -130,17 +113,6 @@ CompiledKernel make_roi_align(const CompileContext& c) {
   }};
 }
 
-// Rows or columns [first, last) of a bin of MaxRoiPool.
-struct Extent {
-  int64_t first, last;
-};
-Extent bin_extent(int64_t bin, int64_t bins, double start, double length, int64_t limit) {
-  const double each = length / static_cast<double>(bins), extent = static_cast<double>(limit);
-  const double first = std::clamp(std::floor(static_cast<double>(bin) * each) + start, 0.0, extent);
-  const double last = std::clamp(std::ceil(static_cast<double>(bin + 1) * each) + start, 0.0, extent);
-  return {static_cast<int64_t>(first), static_cast<int64_t>(last)};
-}
-
 CompiledKernel make_max_roi_pool(const CompileContext& c) {
   const std::vector<int64_t> pooled = c.node().get_ints("pooled_shape");
   const double scale = c.node().get_float("spatial_scale", 1);
@@ -181,10 +153,6 @@ CompiledKernel make_max_roi_pool(const CompileContext& c) {
   }};
 }
 
-struct Col2ImNode {
-  Dims image, block, dilations, pads, strides, columns;  // columns: how many blocks along each axis
-};
-
 // Adds every block element of one channel to the image. x [block elements, blocks], y the image, zero before.
 template <typename T>
 void add_blocks(const Col2ImNode& node, const T* x, T* y) {
@@ -205,27 +173,6 @@ void add_blocks(const Col2ImNode& node, const T* x, T* y) {
       if (inside) y[offset] += x[element * blocks + block];
     }
   }
-}
-
-Col2ImNode col2im_node(const Node& attributes, Dims image, Dims block) {
-  const size_t rank = image.size();
-  Col2ImNode node{.image = std::move(image),
-                  .block = std::move(block),
-                  .dilations = attributes.get_ints("dilations", Dims(rank, 1)),
-                  .pads = attributes.get_ints("pads", Dims(2 * rank, 0)),
-                  .strides = attributes.get_ints("strides", Dims(rank, 1))};
-  require(
-      rank > 0 && node.block.size() == rank && node.dilations.size() == rank && node.pads.size() == 2 * rank && node.strides.size() == rank,
-      "the image, block, dilations, pads and strides must have one number for each axis");
-  constexpr int64_t kLimit = int64_t{1} << 24;
-  for (size_t d = 0; d < rank; ++d) {
-    for (int64_t v : {node.image[d], node.block[d], node.dilations[d], node.strides[d]})
-      require(v > 0 && v < kLimit, "a size is out of range");
-    for (int64_t v : {node.pads[d], node.pads[rank + d]}) require(v >= 0 && v < kLimit, "a pad is out of range");
-    const int64_t room = node.image[d] + node.pads[d] + node.pads[rank + d] - node.dilations[d] * (node.block[d] - 1) - 1;
-    node.columns.push_back(room < 0 ? 0 : room / node.strides[d] + 1);
-  }
-  return node;
 }
 
 CompiledKernel make_col2im(const CompileContext& c) {

@@ -6,82 +6,20 @@
 #include "kernels/cpu/image.h"
 #include "kernels/cpu/numbers.h"
 #include "kernels/cpu/parallel.h"
+#include "kernels/cpu/sampling_taps.h"
 
 namespace fretsaw {
+
+SampleRule::SampleRule(const Node& node) : align_corners(node.get_int("align_corners", 0) != 0) {
+  const std::string mode_name = node.get_string("mode", "linear"), outside_name = node.get_string("padding_mode", "zeros");
+  require(mode_name == "nearest" || mode_name == "linear" || mode_name == "cubic", "the mode must be nearest, linear or cubic");
+  mode = mode_name == "nearest" ? SampleMode::nearest : mode_name == "linear" ? SampleMode::linear : SampleMode::cubic;
+  require(outside_name == "zeros" || outside_name == "border" || outside_name == "reflection",
+          "the padding mode must be zeros, border or reflection");
+  outside = outside_name == "zeros" ? Outside::zeros : outside_name == "border" ? Outside::border : Outside::reflection;
+}
+
 namespace {
-
-enum class SampleMode : uint8_t { nearest, linear, cubic };
-enum class Outside : uint8_t { zeros, border, reflection };
-
-struct SampleRule {
-  SampleMode mode = SampleMode::linear;
-  Outside outside = Outside::zeros;
-  bool align_corners = false;
-
-  explicit SampleRule(const Node& node) : align_corners(node.get_int("align_corners", 0) != 0) {
-    const std::string mode_name = node.get_string("mode", "linear"), outside_name = node.get_string("padding_mode", "zeros");
-    require(mode_name == "nearest" || mode_name == "linear" || mode_name == "cubic", "the mode must be nearest, linear or cubic");
-    mode = mode_name == "nearest" ? SampleMode::nearest : mode_name == "linear" ? SampleMode::linear : SampleMode::cubic;
-    require(outside_name == "zeros" || outside_name == "border" || outside_name == "reflection",
-            "the padding mode must be zeros, border or reflection");
-    outside = outside_name == "zeros" ? Outside::zeros : outside_name == "border" ? Outside::border : Outside::reflection;
-  }
-  int taps() const { return mode == SampleMode::nearest ? 1 : mode == SampleMode::linear ? 2 : 4; }
-};
-
-// Mirrors x at `low` and `high` until it lies between them.
-double reflected(double x, double low, double high) {
-  const double range = high - low;
-  if (range <= 0) return low;
-  double beyond = std::fmod(std::fabs(x - low), 2 * range);
-  if (beyond > range) beyond = 2 * range - beyond;
-  return low + beyond;
-}
-
-// The elements of one axis around a point: indexes (-1: a zero) and weights.
-struct Taps {
-  int64_t index[4];
-  double weight[4];
-};
-
-void cubic_weights(double x, double* w) {
-  constexpr double a = -0.75;
-  const double far = x + 1, near = 1 - x, beyond = 2 - x;
-  w[0] = ((a * far - 5 * a) * far + 8 * a) * far - 4 * a;
-  w[1] = ((a + 2) * x - (a + 3)) * x * x + 1;
-  w[2] = ((a + 2) * near - (a + 3)) * near * near + 1;
-  w[3] = ((a * beyond - 5 * a) * beyond + 8 * a) * beyond - 4 * a;
-}
-
-Taps axis_taps_at(const SampleRule& rule, double normalised, int64_t extent) {
-  const auto length = static_cast<double>(extent);
-  double x = rule.align_corners ? (normalised + 1) / 2 * (length - 1) : ((normalised + 1) * length - 1) / 2;
-  if (!(std::fabs(x) < 0x1p40)) x = x > 0 ? 0x1p40 : -0x1p40;  // also NaN: far outside
-  if (rule.mode == SampleMode::nearest) x = std::nearbyint(x);
-  const double low = rule.align_corners ? 0 : -0.5, high = low == 0 ? length - 1 : length - 0.5;
-  if (x < low || x > high) {
-    if (rule.outside == Outside::border) x = std::clamp(x, 0.0, length - 1);
-    if (rule.outside == Outside::reflection) x = reflected(x, low, high);
-  }
-  Taps taps{};
-  const double left = rule.mode == SampleMode::nearest ? std::trunc(x) : std::floor(x);
-  const auto first = static_cast<int64_t>(left) - (rule.mode == SampleMode::cubic ? 1 : 0);
-  taps.weight[0] = 1;
-  if (rule.mode == SampleMode::linear) taps.weight[0] = 1 - (x - left), taps.weight[1] = x - left;
-  if (rule.mode == SampleMode::cubic) cubic_weights(x - left, taps.weight);
-  for (int t = 0; t < rule.taps(); ++t) {
-    int64_t i = first + t;
-    if (i < 0 || i >= extent) {
-      if (rule.outside == Outside::zeros) i = -1;
-      if (rule.outside == Outside::border) i = std::clamp<int64_t>(i, 0, extent - 1);
-      if (rule.outside == Outside::reflection) {
-        i = std::clamp<int64_t>(static_cast<int64_t>(reflected(static_cast<double>(i), low, high)), 0, extent - 1);
-      }
-    }
-    taps.index[t] = i;
-  }
-  return taps;
-}
 
 // The offsets in a plane and weights of all elements around a point; those outside are left out.
 template <typename T>
@@ -93,7 +31,7 @@ struct Neighbours {
     offset.assign(1, 0);
     weight.assign(1, T(1));
     for (size_t d = 0; d < spatial.size(); ++d) {
-      const Taps taps =
+      const SampleTaps taps =
           axis_taps_at(rule, static_cast<double>(point[spatial.size() - 1 - d]), spatial[d]);  // points name the last axis first
       std::vector<int64_t> offsets;
       std::vector<T> weights;
@@ -147,13 +85,6 @@ CompiledKernel make_grid_sample(const CompileContext& c) {
     require(x.count() > 0, "an image without elements can't be sampled");
     with_compute_type(x.dtype, [&]<typename T>() { sample<T>(r, rule, x, grid, y); });
   }};
-}
-
-// The coordinate from -1 to 1 of element i of an axis.
-double grid_coordinate(int64_t i, int64_t extent, bool align_corners) {
-  const auto n = static_cast<double>(extent), at = static_cast<double>(i);
-  if (align_corners) return extent > 1 ? -1 + 2 * at / (n - 1) : 0;
-  return (2 * at + 1) / n - 1;
 }
 
 CompiledKernel make_affine_grid(const CompileContext& c) {

@@ -253,7 +253,6 @@ CompiledKernel make_attention(const CompileContext& c) {
 
 void register_attention(KernelRegistry& registry) {
   registry.add({.op = "Attention", .make = make_attention, .unsupported = unsupported});
-  register_rotary_embedding(registry);
 }
 
 }  // namespace fretsaw::cuda

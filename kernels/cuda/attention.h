@@ -58,6 +58,5 @@ struct JoinedCache {
 };
 void join_cache(const JoinedCache& cache, size_t element, cudaStream_t stream);
 
-void register_rotary_embedding(KernelRegistry& registry);
 
 }  // namespace fretsaw::cuda

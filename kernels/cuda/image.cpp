@@ -1,8 +1,12 @@
-// Operators on images: resize, sample, rearrange.
-#include "kernels/cuda/cuda.h"
+// Operators on images: Resize, GridSample, AffineGrid, RoiAlign, MaxRoiPool, Col2Im.
+#include "kernels/cuda/movement.h"
 
 namespace fretsaw::cuda {
 
-void register_image(KernelRegistry&) {}
+void register_image(KernelRegistry& registry) {
+  register_resize(registry);
+  register_sampling(registry);
+  register_regions(registry);
+}
 
 }  // namespace fretsaw::cuda
