@@ -1,5 +1,6 @@
 // Schedules are data: a list of actions for each rank, and a verifier that proves one sound.
 #pragma once
+#include <cstdint>
 #include <string>
 #include <vector>
 
