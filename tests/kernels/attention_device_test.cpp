@@ -148,26 +148,5 @@ TEST_F(AttentionOnDevice, EqualsTheCpu) {
   }
 }
 
-TEST_F(AttentionOnDevice, RotaryEmbedding) {
-  for (DType type : {DType::float32, DType::float16, DType::bfloat16}) {
-    for (bool interleaved : {false, true}) {
-      for (int64_t dimension : {0, 24}) {
-        const std::vector<Attribute> attributes = {attribute("interleaved", int64_t{interleaved}), attribute("num_heads", int64_t{3}),
-                                                   attribute("rotary_embedding_dim", dimension)};
-        const int64_t half = dimension ? dimension / 2 : 16;
-        const RuntimeValue positions = tensor<int64_t>({2, 5}, {0, 1, 2, 3, 4, 7, 8, 0, 19, 2});
-        const InterpreterOptions on_device{.device = device};
-        for (const Dims& dims : {Dims{2, 3, 5, 32}, Dims{2, 5, 96}}) {
-          const RuntimeValue x = random(dims, type), cosine = random({20, half}, type), sine = random({20, half}, type);
-          const auto wanted = doubles_of(run_op("RotaryEmbedding", {x, cosine, sine, positions}, attributes)[0]);
-          const auto got = doubles_of(run_op("RotaryEmbedding", {x, cosine, sine, positions}, attributes, 1, on_device)[0]);
-          for (size_t i = 0; i < wanted.size(); ++i)
-            ASSERT_NEAR(got[i], wanted[i], type == DType::float32 ? 1e-6 : 1e-2) << "element " << i;
-        }
-      }
-    }
-  }
-}
-
 }  // namespace
 }  // namespace fretsaw::testing
