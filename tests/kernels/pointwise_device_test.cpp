@@ -1,0 +1,361 @@
+// Elementwise operators and rows on a device: every operator in every type, fused steps, layouts, lengths.
+#include <limits>
+
+#include "kernels/cpu/scalar_types.h"
+#include "tests/kernels/fused_step.h"
+#include "tests/kernels/test_data.h"
+
+namespace fretsaw::testing {
+namespace {
+
+#define FRETSAW_DEVICE_OR_SKIP(device) \
+  Device* device = any_device();       \
+  if (!device) GTEST_SKIP() << "no CUDA device"
+
+Tolerance tolerance_of(DType dtype) {
+  if (dtype == DType::float16) return {2e-3, 2e-3};
+  if (dtype == DType::bfloat16) return {1.6e-2, 1.6e-2};
+  return dtype == DType::float64 ? Tolerance{1e-12, 1e-14} : Tolerance{3e-6, 1e-6};
+}
+
+RuntimeValue random_tensor(DType dtype, const Dims& dims, uint32_t seed, double low = -2, double high = 2) {
+  return tensor_as(dtype, dims, spread_values(count_of(dims), low, high, seed));
+}
+
+constexpr DType kHalfAndWide[] = {DType::float32, DType::float16, DType::bfloat16, DType::float64};
+
+// The results of a step that are wanted outside, as one kernel: as the CPU gives them one by one, and with the bits that the device
+// gives one by one.
+void expect_step(Device& device, FusedStep& step, const std::vector<Value*>& kept, Layout layout = Layout::plain,
+                 const Dims& offered_dims = {}) {
+  const std::vector<RuntimeValue> got = step.run_fused(device, step.context(kept, layout, offered_dims));
+  const auto alone = step.run_one_by_one(device);
+  for (size_t i = 0; i < kept.size(); ++i) {
+    EXPECT_EQ(difference(got[i], step.wanted(kept[i]), tolerance_of(step.coarsest())), "") << "output " << i;
+    EXPECT_EQ(difference(got[i], alone.at(kept[i]), {0, 0}), "") << "output " << i << " against the nodes alone";
+  }
+}
+
+// --- every operator of the table in every type ---
+
+struct Operator {
+  const char* op;
+  TypeSet types;
+  size_t operands;
+  double low, high;
+};
+const Operator kOperators[] = {
+#define FRETSAW_UNARY(name, set, expression) {#name, types::set, 1, 0, 0},
+#define FRETSAW_UNARY_ATTR(name, set, a_name, a_value, b_name, b_value, expression) {#name, types::set, 1, 0, 0},
+#define FRETSAW_UNARY_CHOICE(name, set, attribute, choice1, expression1, choice2, expression2) {#name, types::set, 1, 0, 0},
+#define FRETSAW_TEST(name, set, a_name, a_value, b_name, b_value, expression) {#name, types::set, 1, 0, 0},
+#define FRETSAW_BINARY(name, set, expression) {#name, types::set, 2, 0, 0},
+#define FRETSAW_BINARY_ATTR(name, set, a_name, a_value, expression) {#name, types::set, 2, 0, 0},
+#define FRETSAW_BINARY_CHOICE(name, set, attribute, choice1, expression1, choice2, expression2) {#name, types::set, 2, 0, 0},
+#define FRETSAW_BINARY_MIXED(name, set, expression) {#name, types::set, 2, 0, 0},
+#define FRETSAW_COMPARISON(name, set, expression) {#name, types::set, 2, 0, 0},
+#define FRETSAW_VARIADIC(name, set, combine, finish) {#name, types::set, 3, 0, 0},
+#include "graph/operators/elementwise.inc"
+};
+
+// Small numbers, large ones and the ends of the type. Floats have infinities and NaN too.
+std::vector<double> varied_values(DType dtype, size_t n, uint32_t seed) {
+  const bool floating = is_float(dtype), without_sign = contains(types::unsigned_integers | types::booleans, dtype);
+  std::vector<double> values = spread_values(static_cast<int64_t>(n), without_sign ? 0 : -4, dtype == DType::boolean ? 2 : 5, seed);
+  std::vector<double> special = {0, 1, 2, 100, 7};
+  if (!without_sign) special.insert(special.end(), {-1, -2, -100});
+  if (floating) special.insert(special.end(), {-0.0, INFINITY, -INFINITY, NAN, 1e-3, 0.5, -0.25, 3e4});
+  for (size_t i = 0; i < special.size() && dtype != DType::boolean; ++i) values[(i * 5 + seed) % n] = special[i];
+  return values;
+}
+
+TEST(PointwiseDevice, EveryOperatorInEveryTypeGivesWhatTheCpuGives) {
+  FRETSAW_DEVICE_OR_SKIP(device);
+  for (const Operator& row : kOperators) {
+    for (int number = 1; number <= static_cast<int>(DType::int2); ++number) {
+      const auto dtype = static_cast<DType>(number);
+      if (!contains(row.types & ~types::strings, dtype)) continue;
+      SCOPED_TRACE(std::string(row.op) + " " + std::string(name_of(dtype)));
+      std::vector<Attribute> attributes;
+      if (std::string(row.op) == "BitShift") attributes.push_back(attribute("direction", std::string(number % 2 ? "LEFT" : "RIGHT")));
+      if (std::string(row.op) == "Mod" && is_float(dtype)) attributes.push_back(attribute("fmod", int64_t{1}));
+      FusedStep step;
+      std::vector<Value*> inputs;
+      for (size_t i = 0; i < row.operands; ++i) {
+        const Dims dims = i == 1 ? Dims{83} : Dims{5, 83};
+        inputs.push_back(
+            step.input(tensor_as(dtype, dims, varied_values(dtype, static_cast<size_t>(count_of(dims)), static_cast<uint32_t>(i + 1)))));
+      }
+      Value* y = step.add(row.op, inputs, attributes);
+      const RuntimeValue got = step.run_fused(*device, step.context({y}))[0];
+      EXPECT_EQ(difference(got, step.wanted(y), tolerance_of(dtype)), "");
+    }
+  }
+}
+
+TEST(PointwiseDevice, CastsBetweenAllTypes) {
+  FRETSAW_DEVICE_OR_SKIP(device);
+  constexpr TypeSet castable = types::ordered | types::float8s;
+  for (int from = 1; from <= static_cast<int>(DType::int2); ++from) {
+    if (!contains(castable, static_cast<DType>(from))) continue;
+    std::vector<double> values = spread_values(300, -300, 300);
+    const double special[] = {0,     -0.0,  1,    255,  256,   448,  449, 464, 465,      1e9,       -1e9,
+                              65504, 65520, 3e38, 1e-9, 1e-40, 0.75, 2.5, 3.5, INFINITY, -INFINITY, NAN};
+    std::copy(std::begin(special), std::end(special), values.begin());
+    const RuntimeValue x = tensor_as(static_cast<DType>(from), {300}, values);
+    for (int to = 1; to <= static_cast<int>(DType::int2); ++to) {
+      if (!contains(castable, static_cast<DType>(to))) continue;
+      for (int64_t saturate : {1, 0}) {
+        if (!saturate && !contains(types::float8s, static_cast<DType>(to))) continue;
+        SCOPED_TRACE(std::string(name_of(x.tensor.dtype)) + " to " + std::string(name_of(static_cast<DType>(to))));
+        FusedStep step;
+        Value* y = step.add("Cast", {step.input(x)}, {attribute("to", int64_t{to}), attribute("saturate", saturate)});
+        EXPECT_EQ(difference(step.run_fused(*device, step.context({y}))[0], step.wanted(y), {0, 0}), "");
+      }
+    }
+  }
+}
+
+TEST(PointwiseDevice, PowerMixesTypes) {
+  FRETSAW_DEVICE_OR_SKIP(device);
+  constexpr DType kinds[] = {DType::float32, DType::float16, DType::int32, DType::uint8, DType::int64, DType::float64};
+  for (DType base : kinds) {
+    for (DType exponent : kinds) {
+      for (double fixed : {2.0, 3.0, 0.5, -0.5, -1.0, double{NAN}}) {
+        if (contains(types::unsigned_integers, exponent) && fixed < 0) continue;
+        SCOPED_TRACE(std::string(name_of(base)) + " " + std::string(name_of(exponent)) + " " + std::to_string(fixed));
+        FusedStep step;
+        Value* x = step.input(random_tensor(base, {4, 60}, 1, 1, 5));
+        Value* e =
+            std::isnan(fixed) ? step.input(random_tensor(exponent, {60}, 2, 0, 3)) : step.constant(tensor_as(exponent, {1, 1, 1}, {fixed}));
+        Value* y = step.add("Pow", {x, e});
+        EXPECT_EQ(difference(step.run_fused(*device, step.context({y}))[0], step.wanted(y), tolerance_of(base)), "");
+      }
+    }
+  }
+}
+
+TEST(PointwiseDevice, WhereMovesElementsOfAnyType) {
+  FRETSAW_DEVICE_OR_SKIP(device);
+  for (int number = 1; number <= static_cast<int>(DType::int2); ++number) {
+    const auto dtype = static_cast<DType>(number);
+    if (dtype == DType::string || bits_of(dtype) < 8) continue;
+    const size_t bytes = static_cast<size_t>(bits_of(dtype)) / 8;
+    RuntimeValue x = make_value(dtype, {7, 33}), y = make_value(dtype, {33});
+    for (size_t i = 0; i < 7 * 33 * bytes; ++i)
+      x.tensor.as<uint8_t>()[i] = dtype == DType::boolean ? i % 2 : static_cast<uint8_t>(i * 3 % 0x70);
+    SCOPED_TRACE(name_of(dtype));
+    FusedStep step;
+    std::vector<double> flags;
+    for (int i = 0; i < 7; ++i) flags.push_back(i % 2);
+    Value* z = step.add("Where", {step.input(tensor_as(DType::boolean, {7, 1}, flags)), step.input(x), step.input(y)});
+    EXPECT_EQ(difference(step.run_fused(*device, step.context({z}))[0], step.wanted(z), {0, 0}), "");
+  }
+}
+
+// --- broadcasting, layouts, sizes ---
+
+TEST(PointwiseDevice, BroadcastsInBothLayouts) {
+  FRETSAW_DEVICE_OR_SKIP(device);
+  const std::pair<Dims, Dims> shapes[] = {
+      {{}, {}},
+      {{1}, {}},
+      {{0, 3}, {3}},
+      {{7, 768}, {768}},
+      {{7, 767}, {767}},
+      {{700, 3}, {700, 1}},
+      {{4, 1}, {1, 5}},
+      {{3, 1, 5}, {2, 1}},
+      {{2, 3, 4, 5, 6}, {3, 1, 5, 1}},
+      {{2, 12, 7, 7}, {12, 1, 1}},
+      {{2, 12, 8, 8}, {1, 12, 1, 1}},
+      {{2, 12, 8, 8}, {2, 12, 1, 1}},
+      {{2, 12, 8, 8}, {2, 1, 8, 8}},
+      {{2, 12, 8, 8}, {8}},
+      {{2, 12, 8, 8}, {2, 12, 8, 8}},
+      {{2, 12, 8, 8}, {1, 12, 8, 8}},
+      {{2, 13, 5, 3}, {1, 13, 1, 3}},
+      {{2, 12, 1, 8}, {12, 8, 1}},
+      {{1200, 1001}, {1001}},
+  };
+  for (const auto& [a, b] : shapes) {
+    for (DType dtype : {DType::float32, DType::float16, DType::int8}) {
+      for (Layout layout : {Layout::plain, Layout::nhwc}) {
+        SCOPED_TRACE(to_string(a) + to_string(b) + std::string(name_of(dtype)) + (layout == Layout::nhwc ? " nhwc" : ""));
+        FusedStep step;
+        Value* x = step.input(random_tensor(dtype, a, 1));
+        Value* difference = step.add("Sub", {x, step.input(random_tensor(dtype, b, 2))});
+        expect_step(*device, step, {difference}, layout, a.size() == 4 ? a : Dims{-1});
+      }
+    }
+  }
+}
+
+TEST(PointwiseDevice, ShapesThatAreKnownWhenItRuns) {
+  FRETSAW_DEVICE_OR_SKIP(device);
+  for (const auto& [a, b] : std::vector<std::pair<Dims, Dims>>{{{3, 40}, {40}}, {{3, 40}, {3, 40}}, {{2, 3, 5}, {3, 1}}, {{0, 4}, {1}}}) {
+    for (const char* op : {"Add", "Less", "Max", "Pow"}) {
+      FusedStep step;
+      Value* y =
+          step.add(op, {step.input(random_tensor(DType::float32, a, 1, 1, 3)), step.input(random_tensor(DType::float32, b, 2, 1, 3))});
+      CompileContext c = step.context({y});
+      for (Type& type : c.input_types) type.shape = std::nullopt;
+      for (Type& type : c.output_types) type.shape = std::nullopt;
+      EXPECT_EQ(difference(step.run_fused(*device, c)[0], step.wanted(y), tolerance_of(DType::float32)), "")
+          << op << to_string(a) << to_string(b);
+    }
+  }
+}
+
+// --- fused elementwise steps ---
+
+TEST(PointwiseDevice, ChainsWithBiasResidualAndSeveralResults) {
+  FRETSAW_DEVICE_OR_SKIP(device);
+  for (DType dtype : kHalfAndWide) {
+    for (int64_t n : {768, 61}) {
+      SCOPED_TRACE(std::string(name_of(dtype)) + " " + std::to_string(n));
+      FusedStep step;
+      Value* x = step.input(random_tensor(dtype, {2, 33, n}, 1));
+      Value* biased = step.add("Add", {x, step.constant(random_tensor(dtype, {n}, 2))});
+      Value* sum = step.add("Add", {biased, step.input(random_tensor(dtype, {2, 33, n}, 3))});
+      Value* gelu = step.add("Gelu", {sum});
+      Value* half = step.add("Mul", {gelu, step.constant(tensor_as(dtype, {}, {0.5}))});
+      Value* limited = step.add("Clip", {half, step.constant(tensor_as(dtype, {}, {-0.1})), step.input(tensor_as(dtype, {1}, {0.9}))});
+      expect_step(*device, step, {sum, limited});
+    }
+  }
+}
+
+TEST(PointwiseDevice, GatesAndSmallerValuesBetween) {
+  FRETSAW_DEVICE_OR_SKIP(device);
+  for (Layout layout : {Layout::plain, Layout::nhwc}) {
+    const Dims dims{2, 24, 6, 6};
+    FusedStep step;
+    Value* x = step.input(random_tensor(DType::float32, dims, 1));
+    Value* scale = step.add("HardSigmoid", {step.input(random_tensor(DType::float32, {2, 24, 1, 1}, 2))});  // smaller than the result
+    Value* gated = step.add("Mul", {x, scale});
+    Value* y = step.add("Add", {gated, step.input(random_tensor(DType::float32, dims, 3))});
+    Value* z = step.add("Relu", {y});
+    expect_step(*device, step, {y, z}, layout, dims);
+  }
+  FusedStep step;
+  Value* gate = step.input(random_tensor(DType::bfloat16, {17, 256}, 1));
+  Value* y = step.add("Mul", {step.add("Swish", {gate}), step.input(random_tensor(DType::bfloat16, {17, 256}, 2))});
+  expect_step(*device, step, {y});
+}
+
+TEST(PointwiseDevice, TypesMixInOneStep) {
+  FRETSAW_DEVICE_OR_SKIP(device);
+  FusedStep step;
+  Value* index = step.input(random_tensor(DType::int64, {1, 40}, 1, 0, 40));
+  Value* x = step.input(random_tensor(DType::float16, {30, 40}, 2));
+  Value* wide = step.add("Cast", {x}, {attribute("to", static_cast<int64_t>(DType::float32))});
+  Value* rest = step.add("Mod", {index, step.constant(tensor_as(DType::int64, {1}, {7}))});
+  Value* even = step.add("Less", {rest, step.constant(tensor_as(DType::int64, {}, {3}))});
+  Value* both = step.add("And", {even, step.add("Not", {step.input(tensor_as(DType::boolean, {30, 1}, std::vector<double>(30, 0)))})});
+  Value* chosen = step.add("Where", {both, wide, step.add("Neg", {wide})});
+  Value* small = step.add("Cast", {chosen}, {attribute("to", static_cast<int64_t>(DType::int8))});
+  Value* mask = step.add("Equal", {small, step.add("CastLike", {index, small})});
+  expect_step(*device, step, {chosen, small, mask});
+}
+
+TEST(PointwiseDevice, RefusesWhatIsNoOneSpace) {
+  FRETSAW_DEVICE_OR_SKIP(device);
+  FusedStep step;
+  Value* small = step.add("Exp", {step.input(random_tensor(DType::float32, {8}, 1))});
+  Value* large = step.add("Add", {small, step.input(random_tensor(DType::float32, {3, 8}, 2))});
+  CompileContext c = step.context({small, large});
+  c.device = device;
+  EXPECT_NE(why_unsupported_on_device(c), "");
+  c = step.context({large});
+  c.device = device;
+  EXPECT_EQ(why_unsupported_on_device(c), "");
+}
+
+TEST(PointwiseDevice, DropoutInInferenceCopies) {
+  FRETSAW_DEVICE_OR_SKIP(device);
+  FusedStep step;
+  Value* y = step.add("Dropout", {step.input(random_tensor(DType::float32, {5, 7}, 1))}, {}, 2);
+  expect_step(*device, step, {y, step.output(1)});
+}
+
+// --- rows ---
+
+constexpr int64_t kRowLengths[] = {2, 7, 49, 64, 100, 255, 256, 768, 1000, 1001, 4096, 8193, 16384};
+
+TEST(PointwiseDevice, RowsOfEveryLength) {
+  FRETSAW_DEVICE_OR_SKIP(device);
+  for (DType dtype : kHalfAndWide) {
+    for (int64_t n : kRowLengths) {
+      SCOPED_TRACE(std::string(name_of(dtype)) + " " + std::to_string(n));
+      const int64_t rows = n < 300 ? 37 : 3;
+      {
+        FusedStep step;  // masked softmax of scores
+        Value* x = step.input(random_tensor(dtype, {rows, n}, 1, -8, 8));
+        Value* scaled = step.add("Mul", {x, step.constant(tensor_as(dtype, {}, {0.25}))});
+        Value* y = step.add("Softmax", {step.add("Add", {scaled, step.input(random_tensor(dtype, {1, n}, 2))})});
+        expect_step(*device, step, {y});
+      }
+      {
+        FusedStep step;  // residual, then normalisation; the sum is used again
+        Value* x = step.input(random_tensor(dtype, {1, rows, n}, 1));
+        Value* sum = step.add("Add", {x, step.input(random_tensor(dtype, {1, rows, n}, 2))});
+        Value* y =
+            step.add("LayerNormalization", {sum, step.constant(random_tensor(dtype, {n}, 3)), step.constant(random_tensor(dtype, {n}, 4))});
+        expect_step(*device, step, {sum, y});
+      }
+      {
+        FusedStep step;
+        Value* x = step.input(random_tensor(dtype, {rows, n}, 1));
+        Value* y = step.add("RMSNormalization", {x, step.constant(random_tensor(dtype, {n}, 3))});
+        Value* z = step.add("Mul", {y, step.add("Sigmoid", {x})});
+        expect_step(*device, step, {z});
+      }
+    }
+  }
+}
+
+TEST(PointwiseDevice, ReductionsOfRows) {
+  FRETSAW_DEVICE_OR_SKIP(device);
+  for (const char* op : {"ReduceSum", "ReduceMean", "ReduceProd", "ReduceMin", "ReduceMax", "ReduceL1", "ReduceL2", "ReduceSumSquare",
+                         "ReduceLogSum", "ReduceLogSumExp"}) {
+    for (int64_t keep : {0, 1}) {
+      for (int64_t n : {6, 31, 640}) {
+        SCOPED_TRACE(op + std::to_string(n));
+        FusedStep step;
+        Value* x = step.input(random_tensor(DType::float32, {2, 9, n}, 1, 0.9, 1.1));
+        Value* y = step.add("Abs", {step.add("Mul", {x, step.input(random_tensor(DType::float32, {2, 1, 1}, 2, 0.99, 1.01))})});
+        Value* r = step.add(op, {y, step.constant(tensor_as(DType::int64, {1}, {-1}))}, {attribute("keepdims", keep)});
+        const RuntimeValue got = step.run_fused(*device, step.context({r}))[0];
+        EXPECT_EQ(difference(got, step.wanted(r), {2e-5, 1e-5}), "");
+      }
+    }
+  }
+}
+
+TEST(PointwiseDevice, NormalisationInItsParts) {
+  FRETSAW_DEVICE_OR_SKIP(device);
+  for (DType dtype : {DType::float32, DType::float16}) {
+    FusedStep step;
+    Value* axes = step.constant(tensor_as(DType::int64, {1}, {-1}));
+    Value* x = step.input(random_tensor(dtype, {5, 4, 384}, 1));
+    Value* centred = step.add("Sub", {x, step.add("ReduceMean", {x, axes})});
+    Value* squares = step.add("Pow", {centred, step.constant(tensor_as(dtype, {}, {2}))});
+    Value* variance = step.add("ReduceMean", {squares, axes});
+    Value* root = step.add("Sqrt", {step.add("Add", {variance, step.constant(tensor_as(dtype, {}, {1e-3}))})});
+    Value* scaled = step.add("Mul", {step.add("Div", {centred, root}), step.constant(random_tensor(dtype, {384}, 2))});
+    Value* y = step.add("Add", {scaled, step.constant(random_tensor(dtype, {384}, 3))});
+    expect_step(*device, step, {y, root});
+  }
+}
+
+TEST(PointwiseDevice, StatisticsOfLayerNormalisation) {
+  FRETSAW_DEVICE_OR_SKIP(device);
+  FusedStep step;
+  Value* x = step.input(random_tensor(DType::float32, {6, 96}, 1));
+  Value* y = step.add("LayerNormalization", {x, step.input(random_tensor(DType::float32, {96}, 2))}, {attribute("axis", int64_t{1})}, 3);
+  expect_step(*device, step, {y, step.output(1), step.output(2)});
+}
+
+}  // namespace
+}  // namespace fretsaw::testing
