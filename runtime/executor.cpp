@@ -292,7 +292,9 @@ void run_program(Program& program, std::span<const RuntimeValue* const> inputs, 
   take_inputs(program, inputs, rank);
   StepMemory memory(program, rank);
   auto segment = program.segments.begin();
+  std::shared_ptr<DeviceEvent> beginning;
   for (size_t i = 0; i < program.steps.size(); ++i) {
+    if (program.device && !beginning && program.steps[i].kind != Step::Kind::copy) beginning = program.device->record(/*timed=*/true);
     if (segment != program.segments.end() && segment->first == i) {
       Segment& whole = *segment++;
       if (run_segment(program, whole, memory, rank, depth)) {
@@ -302,6 +304,7 @@ void run_program(Program& program, std::span<const RuntimeValue* const> inputs, 
     }
     run_traced(program, program.steps[i], memory, rank, depth);
   }
+  if (beginning) rank.device_times.emplace_back(std::move(beginning), program.device->record(/*timed=*/true));
   give_outputs(program, outputs, rank);
   ++program.runs;
 }

@@ -37,6 +37,8 @@ struct RankContext {
   std::unique_ptr<RankMemory> device_memory;  // of `device`
   bool trace = false;
   std::vector<TraceEvent> events;
+  // When the device began to compute and when it ended, for each run of a program: the inputs are there, the outputs not yet fetched.
+  std::vector<std::pair<std::shared_ptr<DeviceEvent>, std::shared_ptr<DeviceEvent>>> device_times;
   double (*now_us)() = nullptr;  // time of the trace
   // The ranks along each mesh axis that has several, this one among them. Made when the session starts, and anew after an abort.
   struct Group {

@@ -334,14 +334,9 @@ void Rank::do_forward(const Action& action, const StepInputs& step, Communicator
   gather_arguments(target, action.micro_batch, step);
   context_.counts_communication = action.micro_batch == 0;
   double start_us = context_.now_us(), communicating_us = context_.communicating_us;
-  std::shared_ptr<DeviceEvent> beginning = context_.device ? context_.device->record(/*timed=*/true) : nullptr;
   target.cache->run(target.arguments, target.micro_batches[static_cast<size_t>(action.micro_batch)].outputs, context_, 0);
   double took_us = context_.now_us() - start_us;
-  if (beginning) {
-    forwards_.emplace_back(beginning, context_.device->record(/*timed=*/true));
-  } else {
-    busy_us_ += took_us - (context_.communicating_us - communicating_us);
-  }
+  if (!context_.device) busy_us_ += took_us - (context_.communicating_us - communicating_us);
   if (context_.trace) context_.events.push_back({context_.rank, to_string(action), "forward", start_us, took_us});
 }
 
@@ -419,8 +414,8 @@ void Rank::finish_on_device() {
     }
   }
   context_.device->synchronize();
-  for (const auto& [beginning, end] : forwards_) busy_us_ += end->us_since(*beginning);
-  forwards_.clear();
+  for (const auto& [beginning, end] : context_.device_times) busy_us_ += end->us_since(*beginning);
+  context_.device_times.clear();
 }
 
 // How far ranks run ahead of each other differs from step to step: room for the worst case is made while memory is being made anyway.
@@ -450,7 +445,7 @@ const RuntimeValue* Rank::output(size_t index, int micro_batch) const {
 void Rank::forget_step() {
   posted_.clear();
   reading_.clear();
-  forwards_.clear();
+  context_.device_times.clear();
   sending_.clear();
   for (auto& stage : stages_) {
     for (MicroBatch& slot : stage->micro_batches) {
@@ -475,6 +470,7 @@ RankReport Rank::report() const {
     if (!program) continue;
     for (const HostFallback& f : program->fallbacks) report.host_nodes.push_back(f.node + " (" + f.op + "): " + f.reason);
   }
+  report.busy_ms = busy_us_ / 1e3;
   report.busy_share = step_us_ > 0 ? busy_us_ / step_us_ : 0;
   return report;
 }

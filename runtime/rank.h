@@ -124,7 +124,6 @@ class Rank {
     Parcel parcel;
   };
   std::vector<Reading> reading_;
-  std::vector<std::pair<std::shared_ptr<DeviceEvent>, std::shared_ptr<DeviceEvent>>> forwards_;  // of the step: beginning and end
   std::mutex groups_mutex_;
   int64_t weight_bytes_ = 0;
   double busy_us_ = 0, step_us_ = 0;

@@ -31,7 +31,7 @@ struct RankReport {
   std::vector<int> stages;
   std::string device;
   int64_t weight_bytes = 0, peak_bytes = 0;
-  double busy_share = 0;                // of the last step
+  double busy_ms = 0, busy_share = 0;   // of the last step: computing; on a device from inputs there to outputs there
   std::vector<std::string> host_nodes;  // of a device: "name (op): reason" of the nodes that it has no kernel for, in what has run
 };
 struct TraceEvent {

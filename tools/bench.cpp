@@ -31,18 +31,30 @@ void warm_up(Session& session, const Inputs& inputs, const std::string& path) {
   }
 }
 
-Timing measure(Session& session, const Inputs& inputs, const std::string& path) {
+// Of whole steps, and of the time in which the busiest rank's device computed.
+struct Measured {
+  Timing step, device;
+};
+
+double device_time_ms(const Session& session) {
+  double most = 0;
+  for (const RankReport& rank : session.ranks()) most = std::max(most, rank.busy_ms);
+  return most;
+}
+
+Measured measure(Session& session, const Inputs& inputs, const std::string& path) {
   std::vector<RuntimeValue> outputs;
-  std::vector<double> times_ms;
+  std::vector<double> times_ms, device_ms;
   double total_ms = 0;
   Progress progress("bench", kMostRuns);
   while (static_cast<int>(times_ms.size()) < kMostRuns && total_ms < kMostTime_ms) {
     if (static_cast<int>(times_ms.size()) >= kFewestRuns && total_ms >= kLeastTime_ms) break;
     times_ms.push_back(run_once(session, inputs, path, outputs));
+    device_ms.push_back(device_time_ms(session));
     total_ms += times_ms.back();
     progress.done(static_cast<int>(times_ms.size()));
   }
-  return timing_of(std::move(times_ms));
+  return {timing_of(std::move(times_ms)), timing_of(std::move(device_ms))};
 }
 
 void bench(const Settings& settings) {
@@ -53,8 +65,10 @@ void bench(const Settings& settings) {
   const std::string& path = settings.execution.path;
   const auto session = open_session(plan, session_options(settings.execution, *plan), path);
   warm_up(*session, inputs, path);
-  const Timing timing = measure(*session, inputs, path);
-  if (settings.json) return print_json({{"time_ms", json_of(timing)}, {"ranks", json_of(session->ranks())}, {"notes", notes}});
+  const auto [timing, device] = measure(*session, inputs, path);
+  if (settings.json)
+    return print_json(
+        {{"time_ms", json_of(timing)}, {"device_ms", json_of(device)}, {"ranks", json_of(session->ranks())}, {"notes", notes}});
   print_ranks(session->ranks());
   std::printf("\ntime %.2f ms (median of %d; from %.2f to %.2f)\n", timing.median_ms, timing.runs, timing.min_ms, timing.max_ms);
   print_notes(notes);

@@ -51,6 +51,7 @@ Json json_of(const std::vector<RankReport>& ranks) {
                    {"device", r.device},
                    {"weight_bytes", r.weight_bytes},
                    {"peak_bytes", r.peak_bytes},
+                   {"busy_ms", r.busy_ms},
                    {"busy_share", std::isfinite(r.busy_share) ? r.busy_share : 0.0}});
     if (r.device != "cpu") out.back()["host_nodes"] = r.host_nodes;
   }
