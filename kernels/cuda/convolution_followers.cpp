@@ -78,7 +78,7 @@ std::string read_addition(const CompileContext& c, const Node& node, const Value
   }
   if (step.convolution.residual || *dims != step.y_dims) return "an addition of another shape";
   // It lies as Y does; the copies that other ranks need are made for X and Y only.
-  if (step.copies_y || at == 1 || at == 2 || (at == 0 && step.prepares_x)) return "an addition of an input in another layout";
+  if (step.copies_y || at == 1 || at == step.bias_input || (at == 0 && step.prepares_x)) return "an addition of an input in another layout";
   step.convolution.residual = true, step.residual_input = at;
   return "";
 }

@@ -167,9 +167,8 @@ std::string why_not(const CompileContext& c) {
           ? refuse_other_types(c, 0, {DType::float32, DType::float16, DType::bfloat16, DType::float64, DType::int8, DType::uint8})
           : refuse_other_types(c, 0, {DType::float32, DType::float16, DType::bfloat16, DType::float64});
   if (!reason.empty()) return reason;
-  const Type& type = c.input_types.at(0);
-  if (!type.shape) return "an unknown number of dimensions";
-  return type.shape->size() < 3 || type.shape->size() > 5 ? std::to_string(type.shape->size()) + " dimensions" : "";
+  const std::optional<Shape>& shape = c.input_types.at(0).shape;
+  return shape && (shape->size() < 3 || shape->size() > 5) ? std::to_string(shape->size()) + " dimensions" : "";
 }
 
 }  // namespace
