@@ -1,0 +1,167 @@
+// Attention, rotary embeddings and products with one input are put together, and only where the operators mean the same.
+#include <gtest/gtest.h>
+
+#include "tests/graph/attention_models.h"
+#include "tests/graph/text_model.h"
+
+namespace fretsaw {
+namespace {
+
+using testing::only;
+using testing::ops;
+using testing::parse_model;
+using testing::PatternModel;
+
+Model inferred(const std::string& graph) {
+  Model model = parse_model(20, graph);
+  run_passes(model, normalise_passes());
+  infer_shapes(model);
+  return model;
+}
+
+// The types that the pass gave are those that inference finds.
+void expect_sound(Model& model) {
+  verify(*model.graph);
+  std::vector<std::pair<const Value*, Type>> given;
+  for (const Value& v : model.graph->all_values())
+    if (v.producer) given.emplace_back(&v, v.type);
+  for (const Finding& f : infer_shapes(model, {.keep_hints = false}).faults) ADD_FAILURE() << f.message;
+  for (const auto& [v, type] : given)
+    EXPECT_TRUE(v->type.kind == Type::Kind::unknown || v->type == type) << v->name << " " << to_string(type) << " " << to_string(v->type);
+}
+
+class AttentionTest : public ::testing::TestWithParam<PatternModel> {};
+TEST_P(AttentionTest, IsFoundOrLeft) {
+  Model model = inferred(GetParam().graph);
+  fuse_attention(model);
+  EXPECT_EQ(ops(*model.graph), GetParam().expected) << print_graph(*model.graph);
+  expect_sound(model);
+}
+INSTANTIATE_TEST_SUITE_P(Models, AttentionTest, ::testing::ValuesIn(testing::attention_models()),
+                         [](const auto& info) { return info.param.name; });
+
+class RotaryTest : public ::testing::TestWithParam<PatternModel> {};
+TEST_P(RotaryTest, IsFoundOrLeft) {
+  Model model = inferred(GetParam().graph);
+  fuse_rotary(model);
+  EXPECT_EQ(ops(*model.graph), GetParam().expected) << print_graph(*model.graph);
+  expect_sound(model);
+}
+INSTANTIATE_TEST_SUITE_P(Models, RotaryTest, ::testing::ValuesIn(testing::rotary_models()),
+                         [](const auto& info) { return info.param.name; });
+
+const Node& attention_of(Model& model) {
+  fuse_attention(model);
+  return only(*model.graph, "Attention");
+}
+
+Model named(const std::string& name) {
+  for (const PatternModel& model : testing::attention_models())
+    if (model.name == name) return inferred(model.graph);
+  throw Error("no model has the name " + name);
+}
+
+TEST(Attention, KeepsItsNumbers) {
+  Model both = named("both_scaled_through_three_dimensions");
+  const Node& flat = attention_of(both);
+  EXPECT_FLOAT_EQ(flat.get_float("scale", 0), 0.5F);
+  EXPECT_EQ(flat.get_int("q_num_heads", 0), 3);
+  EXPECT_EQ(flat.get_int("kv_num_heads", 0), 3);
+  EXPECT_EQ(flat.input(0)->name, "x");
+  EXPECT_EQ(flat.input(1)->name, "z");
+  EXPECT_EQ(flat.input(2)->name, "w");
+  EXPECT_EQ(flat.input(3), nullptr);
+  Model grouped = named("grouped_expand");
+  EXPECT_EQ(attention_of(grouped).get_int("kv_num_heads", 0), 2);
+  Model one_head = named("one_head_of_keys");
+  EXPECT_EQ(attention_of(one_head).input(1)->name, "k");
+  Model capped = named("softcap");
+  EXPECT_FLOAT_EQ(attention_of(capped).get_float("softcap", 0), 2);
+  EXPECT_FLOAT_EQ(only(*capped.graph, "Attention").get_float("scale", 0), 0.5F);
+  Model half = named("half_with_float_softmax");
+  EXPECT_EQ(attention_of(half).get_int("softmax_precision", 0), 1);
+}
+
+TEST(Attention, ReadsConstantMasks) {
+  Model causal = named("mask_causal"), offset = named("mask_constant"), zero = named("mask_is_zero"), choice = named("choice_constant"),
+        empty = named("choice_constant_with_empty_row"), two = named("masks_two");
+  EXPECT_EQ(attention_of(causal).get_int("is_causal", 0), 1);
+  EXPECT_EQ(only(*causal.graph, "Attention").input(3), nullptr);
+  EXPECT_EQ(attention_of(offset).get_int("is_causal", 0), 0);
+  EXPECT_EQ(only(*offset.graph, "Attention").input(3)->name, "c");
+  EXPECT_EQ(attention_of(zero).input(3), nullptr);
+  EXPECT_EQ(attention_of(choice).input(3)->type.dtype, DType::boolean);
+  EXPECT_EQ(attention_of(empty).input(3)->type.dtype, DType::float32);  // with booleans the row would have no weights
+  EXPECT_EQ(attention_of(two).get_int("is_causal", 0), 1);
+  EXPECT_EQ(only(*two.graph, "Attention").input(3)->name, "d");
+}
+
+TEST(Attention, LayersShareTheirMask) {
+  Model model = inferred(
+      "g (float[1,2,3,4] q, float[1,2,3,4] k, float[1,2,3,4] v, bool[3,3] c) => (float[1,2,3,4] y) <float low = {-1e9}> { kt = "
+      "Transpose<perm=[0,1,3,2]>(k) s = MatMul(q, kt) m = Where(c, s, low) p = Softmax<axis=-1>(m) a = MatMul(p, v) s2 = MatMul(a, kt) m2 "
+      "= Where(c, s2, low) p2 = Softmax<axis=-1>(m2) y = MatMul(p2, v) }");
+  fuse_attention(model);
+  EXPECT_EQ(ops(*model.graph), "Where Attention Attention");
+}
+
+const std::string kProducts =
+    "g (float[2,3,2] x) => (float[2,3,2] a, float[2,3,3] b, float[2,3,1] c) <float[2,2] u = {1,2,3,4}, float[2,3] v = {5,6,7,8,9,10}, "
+    "float[2,1] w = {11,12}, float[2] bu = {1,2}, float[1] bw = {3}> ";
+
+std::vector<float> floats(const Value* v) {
+  auto values = v->constant->as<float>();
+  return {values.begin(), values.end()};
+}
+
+TEST(MergeProducts, JoinsMatrices) {
+  Model model = inferred(kProducts + "{ a = MatMul(x, u) b = MatMul(x, v) c = MatMul(x, w) }");
+  merge_products(model);
+  EXPECT_EQ(ops(*model.graph), "MatMul Split");
+  EXPECT_EQ(floats(model.graph->nodes[0]->input(1)), (std::vector<float>{1, 2, 5, 6, 7, 11, 3, 4, 8, 9, 10, 12}));
+  expect_sound(model);
+}
+
+TEST(MergeProducts, JoinsBiases) {
+  Model model = inferred(kProducts + "{ d = MatMul(x, u) a = Add(d, bu) b = MatMul(x, v) e = MatMul(x, w) c = Add(bw, e) }");
+  merge_products(model);
+  EXPECT_EQ(ops(*model.graph), "MatMul Add Split");
+  EXPECT_EQ(floats(model.graph->nodes[1]->input(1)), (std::vector<float>{1, 2, 0, 0, 0, 3}));
+  expect_sound(model);
+}
+
+TEST(MergeProducts, JoinsGemms) {
+  Model model = inferred(
+      "g (float[3,2] x) => (float[3,2] a, float[3,1] b) <float[2,2] u = {1,2,3,4}, float[1,2] v = {5,6}, float[2] bu = {1,2}> { a = "
+      "Gemm<transB=1>(x, u, bu) b = Gemm<transB=1>(x, v) }");
+  merge_products(model);
+  EXPECT_EQ(ops(*model.graph), "Gemm Split");
+  EXPECT_EQ(floats(model.graph->nodes[0]->input(1)), (std::vector<float>{1, 2, 3, 4, 5, 6}));
+  EXPECT_EQ(floats(model.graph->nodes[0]->input(2)), (std::vector<float>{1, 2, 0}));
+  expect_sound(model);
+}
+
+TEST(MergeProducts, LeavesOthers) {
+  for (const std::string body :
+       {"{ a = MatMul(x, u) b = MatMul(a, v) c = MatMul(b, z) }", "{ a = MatMul(x, u) y = Relu(x) b = MatMul(y, v) c = MatMul(a, w) }"}) {
+    Model model = inferred("g (float[2,3,2] x, float[3,1] z) => (float[2,3,2] a, float[2,3,3] b, float[2,3,1] c)" +
+                           kProducts.substr(kProducts.find(" <")) + body);
+    const std::string before = ops(*model.graph);
+    merge_products(model);
+    EXPECT_EQ(ops(*model.graph), before);
+  }
+  Model model = inferred(kProducts + "{ a = MatMul(x, u) b = MatMul(x, v) c = MatMul(x, w) }");
+  merge_products(model, {.tiles = 0});
+  EXPECT_EQ(ops(*model.graph), "MatMul MatMul MatMul");
+}
+
+TEST(MergeProducts, KeepsMatricesForTheNextGraph) {
+  Model model = inferred(kProducts + "{ a = MatMul(x, u) b = MatMul(x, v) c = MatMul(x, w) }"), again = clone(model);
+  MergedWeights kept;
+  merge_products(model, {}, &kept);
+  merge_products(again, {}, &kept);
+  EXPECT_EQ(model.graph->nodes[0]->input(1)->constant, again.graph->nodes[0]->input(1)->constant);
+}
+
+}  // namespace
+}  // namespace fretsaw
