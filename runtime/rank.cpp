@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "graph/errors.h"
+#include "graph/passes.h"
 #include "runtime/weights.h"
 
 namespace fretsaw {
@@ -28,6 +29,19 @@ size_t place_of(const std::vector<Value*>& values, const std::string& name, int 
     if (values[i]->name == name) return i;
   }
   throw Error("the graph of stage " + std::to_string(stage) + " has no value '" + name + "' at its border", "partition the model again");
+}
+
+// The stage's model with weights and activations in another type; the model's own inputs and outputs keep theirs.
+std::shared_ptr<const Model> in_precision(const std::shared_ptr<const Model>& model, const Plan& plan, int stage,
+                                          const std::string& precision) {
+  if (precision != "fp16" && precision != "bf16") return model;
+  PrecisionOptions options;
+  for (const PlanInput& input : plan.inputs) options.keep.insert(input.name);
+  for (const PlanOutput& output : plan.outputs)
+    if (output.stage == stage) options.keep.insert(output.name);
+  auto changed = std::make_shared<Model>(clone(*model));
+  set_precision(*changed, precision == "fp16" ? DType::float16 : DType::bfloat16, options);
+  return changed;
 }
 
 // A message whose memory the receiver reads itself.
@@ -105,7 +119,8 @@ void Rank::add_stage(int number, const SessionOptions& options) {
   if (!found || !found->model) throw Error("the plan has no graph for stage " + std::to_string(number), "partition the model again");
   auto stage = std::make_unique<Stage>();
   stage->number = number;
-  stage->model = with_weights(found->model, {options.random_weights, options.weight_seed});
+  const std::shared_ptr<const Model> model = in_precision(found->model, *plan_, number, options.precision);
+  stage->model = with_weights(model, {options.random_weights, options.weight_seed});
   stage->cache = std::make_unique<ProgramCache>(stage->model, stage->model->graph->inputs, /*generalise=*/false);
   for (const Value* v : stage->model->graph->inputs) {
     auto input = std::find_if(plan_->inputs.begin(), plan_->inputs.end(), [&](const PlanInput& i) { return i.name == v->name; });

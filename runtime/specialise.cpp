@@ -232,6 +232,12 @@ Specialised specialise(const Model& model, const std::vector<Value*>& inputs, co
     while (inline_constant_branches(graph)) infer_and_fold();
   }
   remove_unused_nodes(graph);
+  if (device) {
+    recognise_for_devices(*copy);
+    merge_products(*copy, {}, &rank.merged_weights);
+    infer_and_fold();
+    remove_unused_nodes(graph);
+  }
   seed_random_nodes(graph, rank.random_seed);
   return made;
 }
