@@ -4,6 +4,7 @@
 #include <mutex>
 #include <set>
 
+#include "kernels/cpu/parallel.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/devices.h"
 #include "kernels/cuda/layout.h"
@@ -27,6 +28,16 @@ void check(cudnnStatus_t status, const char* call) {
 }
 
 namespace {
+
+// One core copies far slower than the bus takes the bytes.
+void copy_by_all(void* to, const void* from, size_t bytes) {
+  constexpr int64_t piece_bytes = int64_t{256} << 10;
+  const auto pieces = static_cast<int64_t>(bytes) / piece_bytes + 1;
+  parallel_for(pieces, 2, omp_get_max_threads(), [&](int64_t begin, int64_t end) {
+    const auto first = static_cast<size_t>(begin * piece_bytes), last = std::min(bytes, static_cast<size_t>(end * piece_bytes));
+    if (first < last) std::memcpy(static_cast<std::byte*>(to) + first, static_cast<const std::byte*>(from) + first, last - first);
+  });
+}
 
 class GpuEvent : public DeviceEvent {
  public:
@@ -153,12 +164,12 @@ class OpenedGpu : public GpuDevice {
   std::shared_ptr<DeviceFault> fault_word(const Node& node) override { return faults_->word_of(node); }
 
  private:
-  // Two pieces of pinned memory in turn: while the device reads one, the host fills the other.
+  // Pieces of pinned memory in turn: while the device reads some, the host fills others.
   struct Staging {
     std::byte* memory = nullptr;
     std::shared_ptr<DeviceEvent> read;  // the device has read what was staged last
   };
-  static constexpr size_t staging_bytes = size_t{16} << 20;
+  static constexpr size_t staging_pieces = 4, staging_bytes = size_t{4} << 20;
   static constexpr size_t small_bytes = size_t{64} << 10;  // up to here the driver copies the source before the call returns
 
   std::pair<size_t, size_t> memory_info() {
@@ -172,7 +183,7 @@ class OpenedGpu : public GpuDevice {
     return event;
   }
   Staging& next_staging() {
-    Staging& staging = staging_[turn_ ^= 1];
+    Staging& staging = staging_[turn_++ % staging_pieces];
     if (!staging.memory) staging.memory = static_cast<std::byte*>(allocate_pinned(staging_bytes));
     if (staging.read) staging.read->wait();
     return staging;
@@ -184,7 +195,7 @@ class OpenedGpu : public GpuDevice {
   cudaStream_t stream_ = nullptr, peer_stream_ = nullptr;
   cublasLtHandle_t cublas_lt_ = nullptr;
   cudnnHandle_t cudnn_ = nullptr;
-  Staging staging_[2];
+  Staging staging_[staging_pieces];
   size_t turn_ = 0;
   std::set<int> reached_;
   const std::shared_ptr<DeviceFaults> faults_ = std::make_shared<DeviceFaults>();
@@ -198,7 +209,7 @@ void OpenedGpu::upload(void* to, const void* from, size_t bytes) {
   for (size_t at = 0; at < bytes; at += staging_bytes) {
     const size_t part = std::min(staging_bytes, bytes - at);
     Staging& staging = next_staging();
-    std::memcpy(staging.memory, static_cast<const std::byte*>(from) + at, part);
+    copy_by_all(staging.memory, static_cast<const std::byte*>(from) + at, part);
     FRETSAW_CUDA_CHECK(cudaMemcpyAsync(static_cast<std::byte*>(to) + at, staging.memory, part, cudaMemcpyHostToDevice, stream_));
     staging.read = record_on(stream_, false);
   }
@@ -216,7 +227,7 @@ void OpenedGpu::download(void* to, const void* from, size_t bytes) {
   size_t filled_at = 0, filled_bytes = 0;
   const auto take = [&] {
     filling->read->wait();
-    std::memcpy(static_cast<std::byte*>(to) + filled_at, filling->memory, filled_bytes);
+    copy_by_all(static_cast<std::byte*>(to) + filled_at, filling->memory, filled_bytes);
   };
   for (size_t at = 0; at < bytes; at += staging_bytes) {
     const size_t part = std::min(staging_bytes, bytes - at);
