@@ -15,7 +15,7 @@ FRETSAW_HOST_DEVICE double unscaled(const AxisSize& s, double x) {
 // Where output j lies in the input's coordinates.
 FRETSAW_HOST_DEVICE double source_coordinate(Coordinates mode, const AxisSize& s, double j) {
   const auto in = static_cast<double>(s.in), out = static_cast<double>(s.out);
-  const double scaled = s.from_sizes ? out : s.scale * in;  // the output's size before it was cut to an integer
+  const double scaled = s.from_sizes ? out : product_of(s.scale, in);  // the output's size before it was cut to an integer
   const double roi_start = product_of(s.roi_start, in - 1), roi_length = (s.roi_end - s.roi_start) * (in - 1);
   switch (mode) {
     case Coordinates::align_corners:

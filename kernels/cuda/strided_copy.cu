@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/cuda/element_packs.cuh"
 #include "kernels/cuda/index_math.h"
 #include "kernels/cuda/strided_copy.h"
 
@@ -33,16 +34,11 @@ struct Gather {
   }
 };
 
-template <typename T, int kElements>
-struct alignas(sizeof(T) * kElements) Pack {
-  T element[kElements];
-};
-
 // Every thread writes packs of neighbouring outputs, whose inputs are `step` apart.
 template <typename T, int kElements, typename Index>
 __global__ void __launch_bounds__(kThreads) gather_packs(Gather<Index> gather, T* to, const T* from, int64_t step, Index packs) {
   constexpr int kUnroll = kElements == 1 ? 4 : 1;
-  Pack<T, kElements> read[kUnroll];
+  Lanes<T, kElements> read[kUnroll];
   const Index first = static_cast<Index>(blockIdx.x) * (kThreads * kUnroll) + threadIdx.x;
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
@@ -50,12 +46,12 @@ __global__ void __launch_bounds__(kThreads) gather_packs(Gather<Index> gather, T
     if (i >= packs) continue;
     const T* source = from + gather.offset(i);
 #pragma unroll
-    for (int e = 0; e < kElements; ++e) read[u].element[e] = source[e * step];
+    for (int e = 0; e < kElements; ++e) read[u].at[e] = source[e * step];
   }
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
     const Index i = first + u * kThreads;
-    if (i < packs) reinterpret_cast<Pack<T, kElements>*>(to)[i] = read[u];
+    if (i < packs) reinterpret_cast<Lanes<T, kElements>*>(to)[i] = read[u];
   }
 }
 

@@ -1,0 +1,192 @@
+// GridSample: reads an image of one to three axes at given points. AffineGrid: the points of an affine map.
+#include <algorithm>
+
+#include "kernels/cpu/element_copy.h"
+#include "kernels/cpu/sampling_taps.h"
+#include "kernels/cuda/element_packs.cuh"
+#include "kernels/cuda/movement.h"
+#include "kernels/cuda/strided_copy.h"
+
+namespace fretsaw::cuda {
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kMaxSpatial = 3;
+
+// --- GridSample ---
+
+struct Sampling {
+  SampleRule rule;
+  int64_t extents[kMaxSpatial] = {1, 1, 1};  // of x [N, C, D, H, W]; leading ones where it has fewer axes
+  int rank = 0;                              // spatial axes
+  int64_t channels = 0, places = 0;          // places: points of one image
+};
+
+// The elements of an image around a point; of an axis that the image lacks, one.
+template <typename W, int kTaps, bool kDeep>
+struct Neighbours {
+  SampleTaps axes[kMaxSpatial];
+
+  template <typename T>
+  __device__ Neighbours(const Sampling& s, const T* point) {
+    const int lacking = kMaxSpatial - s.rank;
+#pragma unroll
+    for (int d = 0; d < kMaxSpatial; ++d) {
+      axes[d] = {{0, -1, -1, -1}, {1, 0, 0, 0}};
+      // Points name the last axis first.
+      if (d >= lacking) axes[d] = axis_taps_at(s.rule, static_cast<double>(widen(point[kMaxSpatial - 1 - d])), s.extents[d]);
+    }
+  }
+
+  template <typename T>
+  __device__ W sum(const Sampling& s, const T* plane) const {
+    W sum = 0;
+#pragma unroll
+    for (int a = 0; a < (kDeep ? kTaps : 1); ++a) {
+#pragma unroll
+      for (int b = 0; b < kTaps; ++b) {
+#pragma unroll
+        for (int c = 0; c < kTaps; ++c) {
+          const int64_t i = axes[0].index[a], j = axes[1].index[b], k = axes[2].index[c];
+          if (i < 0 || j < 0 || k < 0) continue;
+          const W weight = static_cast<W>(axes[0].weight[a]) * static_cast<W>(axes[1].weight[b]) * static_cast<W>(axes[2].weight[c]);
+          sum += weight * widen(plane[(i * s.extents[1] + j) * s.extents[2] + k]);
+        }
+      }
+    }
+    return sum;
+  }
+};
+
+// A thread reads every `gridDim.y`-th channel at one point.
+template <typename T, int kTaps, bool kDeep>
+__global__ void __launch_bounds__(kThreads) sample(Sampling s, const T* x, const T* grid, T* y, int64_t points) {
+  const int64_t item = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (item >= points) return;
+  const int64_t n = item / s.places, place = item % s.places, plane = s.extents[0] * s.extents[1] * s.extents[2];
+  const Neighbours<WideOf<T>, kTaps, kDeep> around(s, grid + item * s.rank);
+  for (int64_t c = blockIdx.y; c < s.channels; c += gridDim.y) {
+    y[(n * s.channels + c) * s.places + place] = narrow<T>(around.sum(s, x + (n * s.channels + c) * plane));
+  }
+}
+
+template <typename T, int kTaps>
+void launch_sample(const Sampling& s, const TensorView& x, const TensorView& grid, const TensorView& y, RunContext& r) {
+  const int64_t points = x.dims[0] * s.places, blocks = (points + kThreads - 1) / kThreads;
+  // Channels share a point's weights unless too few threads would be left.
+  const int64_t shares = std::clamp<int64_t>(8 * gpu(r).multiprocessors() / blocks, 1, std::min<int64_t>(s.channels, 65535));
+  const dim3 size(static_cast<unsigned>(blocks), static_cast<unsigned>(shares));
+  if (s.rank == kMaxSpatial) {
+    sample<T, kTaps, true><<<size, kThreads, 0, stream_of(r)>>>(s, x.as<const T>(), grid.as<const T>(), y.as<T>(), points);
+  } else {
+    sample<T, kTaps, false><<<size, kThreads, 0, stream_of(r)>>>(s, x.as<const T>(), grid.as<const T>(), y.as<T>(), points);
+  }
+  check_launch("GridSample");
+}
+
+CompiledKernel make_grid_sample(const CompileContext& c) {
+  const SampleRule rule(c.node());
+  return {[rule](RunContext& r) {
+    const TensorView &x = r.input(0), &grid = r.input(1);  // [N, C, D1, ..., Dr], [N, G1, ..., Gr, r]
+    require(x.rank() >= 3 && x.rank() <= 2 + kMaxSpatial && grid.rank() == x.rank() && grid.dims[0] == x.dims[0] &&
+                grid.dims.back() == static_cast<int64_t>(x.rank()) - 2,
+            "the grid must be [N, ..., r] for an image [N, C, ...] of r spatial axes, at most three");
+    Dims dims = {x.dims[0], x.dims[1]};
+    dims.insert(dims.end(), grid.dims.begin() + 1, grid.dims.end() - 1);
+    const TensorView& y = device_output(r, 0, dims, x.dtype);
+    if (y.count() == 0) return;
+    require(x.count() > 0, "an image without elements can't be sampled");
+    Sampling s{rule};
+    s.rank = static_cast<int>(x.rank()) - 2;
+    std::copy(x.dims.begin() + 2, x.dims.end(), s.extents + kMaxSpatial - s.rank);
+    s.channels = x.dims[1];
+    s.places = y.count() / (x.dims[0] * x.dims[1]);
+    with_float_type(x.dtype, [&](auto type) {
+      using T = typename decltype(type)::type;
+      if (s.rule.taps() == 1) return launch_sample<T, 1>(s, x, grid, y, r);
+      if (s.rule.taps() == 2) return launch_sample<T, 2>(s, x, grid, y, r);
+      launch_sample<T, 4>(s, x, grid, y, r);
+    });
+  }};
+}
+
+std::string unsupported_grid_sample(const CompileContext& c) {
+  const std::string reason = refuse_other_types(c, 0, {DType::float32, DType::float16, DType::bfloat16, DType::float64});
+  if (!reason.empty()) return reason;
+  if (c.input_dtype(1) != c.input_dtype(0)) return "a grid of another type than the image";
+  const auto& shape = c.input_types[0].shape;
+  return shape && shape->size() > 2 + kMaxSpatial ? "more than three spatial axes" : "";
+}
+
+// --- AffineGrid ---
+
+struct AffineMap {
+  int64_t extents[3] = {1, 1, 1};  // the last axis first
+  int rank = 2;
+  bool align_corners = false;
+};
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) write_grid(AffineMap map, const T* theta, T* y, int64_t points) {
+  const int64_t item = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (item >= points) return;
+  double point[4] = {1, 1, 1, 1};  // the last axis first, then one
+  int64_t rest = item;
+#pragma unroll
+  for (int d = 0; d < 3; ++d) {
+    if (d < map.rank) point[d] = grid_coordinate(rest % map.extents[d], map.extents[d], map.align_corners);
+    rest /= map.extents[d];
+  }
+  const T* matrix = theta + rest * map.rank * (map.rank + 1);  // [r, r + 1]
+  for (int row = 0; row < map.rank; ++row) {
+    double sum = 0;
+#pragma unroll
+    for (int k = 0; k < 3; ++k) {
+      if (k < map.rank) sum += static_cast<double>(widen(matrix[row * (map.rank + 1) + k])) * point[k];
+    }
+    sum += static_cast<double>(widen(matrix[row * (map.rank + 1) + map.rank]));
+    y[item * map.rank + row] = narrow<T>(static_cast<WideOf<T>>(sum));
+  }
+}
+
+CompiledKernel make_affine_grid(const CompileContext& c) {
+  const bool align_corners = c.node().get_int("align_corners", 0) != 0;
+  return {[align_corners](RunContext& r) {
+    const TensorView& theta = r.input(0);               // [N, r, r + 1]
+    const std::vector<int64_t> size = r.input_ints(1);  // N, C, spatial
+    require(size.size() == 4 || size.size() == 5, "the size must name 2 or 3 spatial axes");
+    const auto rank = static_cast<int64_t>(size.size()) - 2;
+    const Dims expected = {size[0], rank, rank + 1};
+    if (theta.dims != expected) throw Error("theta has shape " + to_string(theta.dims) + " where " + to_string(expected) + " is expected");
+    Dims dims = {size[0]};
+    dims.insert(dims.end(), size.begin() + 2, size.end());
+    const int64_t points = product(dims, 0, dims.size());
+    dims.push_back(rank);
+    const TensorView& y = device_output(r, 0, dims, theta.dtype);
+    if (y.count() == 0) return;
+    AffineMap map;
+    map.rank = static_cast<int>(rank);
+    map.align_corners = align_corners;
+    std::copy(size.rbegin(), size.rbegin() + rank, map.extents);
+    with_float_type(theta.dtype, [&](auto type) {
+      using T = typename decltype(type)::type;
+      const auto blocks = static_cast<unsigned>((points + kThreads - 1) / kThreads);
+      write_grid<T><<<blocks, kThreads, 0, stream_of(r)>>>(map, theta.as<const T>(), y.as<T>(), points);
+      check_launch("AffineGrid");
+    });
+  }};
+}
+
+std::string unsupported_affine_grid(const CompileContext& c) {
+  return refuse_other_types(c, 0, {DType::float32, DType::float16, DType::bfloat16, DType::float64});
+}
+
+}  // namespace
+
+void register_sampling(KernelRegistry& registry) {
+  registry.add({.op = "GridSample", .make = make_grid_sample, .unsupported = unsupported_grid_sample});
+  registry.add({.op = "AffineGrid", .make = make_affine_grid, .unsupported = unsupported_affine_grid, .host_inputs = {1}});
+}
+
+}  // namespace fretsaw::cuda
