@@ -2,6 +2,7 @@
 #include "kernels/cuda/pointwise.h"
 
 #include <algorithm>
+#include <map>
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/nvrtc.h"
@@ -129,6 +130,35 @@ std::string unsupported_row_step(const CompileContext& c) {
 }
 CompiledKernel make_row_step(const CompileContext& c) {
   return make_step(c);
+}
+
+namespace {
+
+// By operator. Filled while the registry is, read later.
+std::map<std::string, KernelRecord>& general_records() {
+  static std::map<std::string, KernelRecord> records;
+  return records;
+}
+
+std::string unsupported_row_or_general(const CompileContext& c) {
+  const std::string reason = unsupported_step(c);
+  if (reason.empty() || c.nodes.size() > 1) return reason;
+  const KernelRecord& general = general_records().at(c.node().op);
+  return general.unsupported ? general.unsupported(c) : "";
+}
+CompiledKernel make_row_or_general(const CompileContext& c) {
+  return c.nodes.size() > 1 || unsupported_step(c).empty() ? make_step(c) : general_records().at(c.node().op).make(c);
+}
+
+}  // namespace
+
+KernelRecord with_row_steps(KernelRecord general) {
+  KernelRecord record = general;
+  record.make = make_row_or_general;
+  record.unsupported = unsupported_row_or_general;
+  record.leads = record.follows = true;
+  general_records()[general.op] = std::move(general);
+  return record;
 }
 
 void register_pointwise(KernelRegistry& registry) {

@@ -11,5 +11,8 @@ namespace fretsaw::cuda {
 // An input with axes must be constant. The dimensions must be known.
 std::string unsupported_row_step(const CompileContext& c);
 CompiledKernel make_row_step(const CompileContext& c);
+// The record of such an operator: steps that it leads, and itself over the last axis, are done in rows, the rest as `general` has it.
+//   registry.add(with_row_steps({.op = "Softmax", .make = make_softmax_of_any_axis}));
+KernelRecord with_row_steps(KernelRecord general);
 
 }  // namespace fretsaw::cuda

@@ -177,8 +177,10 @@ PointStep read_step(const CompileContext& c) {
     if (found == b.results.end()) throw Refused{"an output that is not computed"};
     b.step.outputs.push_back({i, found->second});
   }
-  if (b.step.inputs.size() + b.step.outputs.size() > most_addresses) throw Refused{"too many inputs for one step"};
   drop_unused(b.step);
+  const auto is_operand = [](const PointValue& v) { return v.kind == PointValue::Kind::operand; };
+  const auto operands = std::count_if(b.step.values.begin(), b.step.values.end(), is_operand);
+  if (static_cast<size_t>(operands) + b.step.outputs.size() > most_addresses) throw Refused{"too many inputs for one step"};
   return std::move(b.step);
 }
 
