@@ -109,7 +109,9 @@ struct MergeProductsOptions {
 // Joined matrices by their parts: one that outlives the pass is shared by all graphs that are made from one template.
 using MergedWeights = std::map<std::vector<TensorPtr>, TensorPtr>;
 void merge_products(Model& model, const MergeProductsOptions& options = {}, MergedWeights* kept = nullptr);
-// fuse_rotary and fuse_attention.
+// Transposes that only move dimensions of 1 become Reshapes, which are views (graph/passes/recognise_for_devices.cpp).
+void transposes_to_reshapes(Model& model);
+// All but merge_products.
 void recognise_for_devices(Model& model);
 
 }  // namespace fretsaw

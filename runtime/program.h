@@ -62,7 +62,7 @@ struct RankContext {
     std::vector<TensorPtr> inputs, outputs;
   };
   std::vector<Folded> folded;
-  MergedWeights merged_weights;  // of products that run as one on a device
+  MergedWeights merged_weights;                                              // of products that run as one on a device
   std::unordered_map<const void*, std::shared_ptr<void>> aligned_constants;  // copies of constants that lie at odd addresses
 };
 

@@ -241,9 +241,4 @@ void fuse_attention(Model& model) {
   remove_unused_nodes(*model.graph);
 }
 
-void recognise_for_devices(Model& model) {
-  fuse_rotary(model);
-  fuse_attention(model);
-}
-
 }  // namespace fretsaw

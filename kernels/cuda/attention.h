@@ -58,5 +58,4 @@ struct JoinedCache {
 };
 void join_cache(const JoinedCache& cache, size_t element, cudaStream_t stream);
 
-
 }  // namespace fretsaw::cuda
