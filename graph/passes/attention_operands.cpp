@@ -59,7 +59,7 @@ void add_choices(const StridedView& view, const OperandDims& d, std::vector<Choi
   const auto axes = cut_at_heads(view, d);
   const int64_t repeats = repeats_of(axes, d), heads = d.H / repeats, count = count_of(*dims), own = d.B * heads * d.L * d.D;
   auto offer = [&](Choice c, const Dims& exact) {
-    c.base = view.base, c.heads = heads, c.scale = view.scale;
+    c.base = view.base, c.heads = heads, c.scale = view.scale, c.copies = view.copies;
     for (Choice& old : choices) {
       if (old.form != c.form || old.heads != c.heads || old.parts != c.parts) continue;
       if (*dims == exact || static_dims(old.base) != exact) old = c;  // the earlier value, but not for a Reshape more
@@ -98,6 +98,16 @@ std::vector<Choice> choices_of(Value* value, const Dims& lead, const OperandDims
     choices.push_back(c);
   }
   return choices;
+}
+
+const Choice* best_of(const std::vector<Choice>& choices, int64_t heads, bool flat) {
+  const Choice* best = nullptr;
+  for (const Choice& c : choices) {
+    if (c.heads != heads || (c.form != Choice::Form::four) != flat) continue;
+    // The parts of a value are cut out of it by a Split of our own, which has to replace more than one node.
+    if (!best || (c.form == Choice::Form::part && c.copies > best->copies + 1)) best = &c;
+  }
+  return best;
 }
 
 Value* OperandMaker::reshaped(Value* value, const Dims& dims) {

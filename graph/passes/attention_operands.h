@@ -20,6 +20,7 @@ struct Choice {
   double scale = 1;   // the operand is the base times this
   int64_t part = 0, parts = 1;
   bool transposed = false;  // four, with the last two dimensions swapped
+  int copies = 0;           // nodes that are not needed any more where the operand is taken from the base
 };
 
 // The sizes of one operand, and how its value lies: [..., L, D], or [..., D, L].
@@ -33,6 +34,9 @@ struct OperandDims {
 // The forms that a value [lead..., L, D] has in the values before it; the leading dimensions are B * H together. `scaled`: products with
 // a constant scalar are passed.
 std::vector<Choice> choices_of(Value* value, const Dims& lead, const OperandDims& d, bool scaled);
+
+// The choice to take for so many heads among those of rank 3, or of rank 4. Null: there is none.
+const Choice* best_of(const std::vector<Choice>& choices, int64_t heads, bool flat);
 
 // Writes the operands of one graph.
 class OperandMaker {

@@ -22,19 +22,13 @@ struct Operands {
   bool flat = false;
 };
 
-const Choice* first_of(const std::vector<Choice>& choices, int64_t heads, bool flat) {
-  for (const Choice& c : choices)
-    if (c.heads == heads && (c.form != Choice::Form::four) == flat) return &c;
-  return nullptr;
-}
-
 // The fewest heads of keys and values first, and for those the form that needs no transposes.
 std::optional<Operands> choose(const std::vector<Choice>& q, const std::vector<Choice>& k, const std::vector<Choice>& v, int64_t H) {
   std::set<int64_t> heads;
   for (const Choice& c : k) heads.insert(c.heads);
   for (int64_t h : heads)
     for (bool flat : {true, false}) {
-      const Choice *a = first_of(q, H, flat), *b = first_of(k, h, flat), *c = first_of(v, h, flat);
+      const Choice *a = best_of(q, H, flat), *b = best_of(k, h, flat), *c = best_of(v, h, flat);
       if (a && b && c) return Operands{*a, *b, *c, flat};
     }
   return std::nullopt;

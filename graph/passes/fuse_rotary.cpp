@@ -210,8 +210,8 @@ class RotaryFuser {
     const int64_t D = last_dim(x);
     auto cache_dims = *static_dims(r.cos);
     const bool shared = p.B > 1 && (cache_dims.size() < 4 || cache_dims[0] == 1);
-    const Value* flat = flat_form(x, p, D);
-    std::vector<Value*> inputs = {flat ? const_cast<Value*>(flat) : x, half_cache(r.cos, p, shared), half_cache(r.sin, p, shared)};
+    Value* flat = flat_form(x, p, D);
+    std::vector<Value*> inputs = {flat ? flat : x, half_cache(r.cos, p, shared), half_cache(r.sin, p, shared)};
     if (shared) inputs.push_back(positions(p));
     root.op = "RotaryEmbedding";
     root.group = -1;
@@ -222,11 +222,11 @@ class RotaryFuser {
   }
 
   // x as [B, S, H * D], where it is that but for reshapes and transposes. Null: [B, H, S, D] is its own form.
-  const Value* flat_form(Value* x, const Place& p, int64_t D) {
+  Value* flat_form(Value* x, const Place& p, int64_t D) {
     if (!p.heads_first) return operands_.reshaped(x, {p.B, p.S, p.H * D});
-    for (const Choice& c : choices_of(x, {p.B, p.H}, {p.B, p.H, p.S, D, false}, false))
-      if (c.form != Choice::Form::four && c.heads == p.H) return operands_.make(c, p.B, p.S, D);
-    return nullptr;
+    const auto choices = choices_of(x, {p.B, p.H}, {p.B, p.H, p.S, D, false}, false);
+    const Choice* flat = best_of(choices, p.H, true);
+    return flat ? operands_.make(*flat, p.B, p.S, D) : nullptr;
   }
 
   // The result comes as [B, S, H * D]; y's users find it as it was.

@@ -245,6 +245,7 @@ bool step_back(StridedView& view, bool scaled) {
   if (!step.same_order && !remap(next, step.digits, step.constant)) return false;
   next.base = step.input;
   next.scale *= step.scale;
+  next.copies += !step.same_order;
   view = std::move(next);
   return true;
 }

@@ -23,6 +23,7 @@ struct StridedView {
   int64_t offset = 0;
   std::vector<Axis> axes;
   double scale = 1;  // the value is the base's elements times this
+  int copies = 0;    // nodes between that a device does not do by handing memory through
 };
 
 // The dimensions of a tensor when all are known.

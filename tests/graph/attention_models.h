@@ -168,6 +168,15 @@ inline std::vector<PatternModel> attention_models() {
        "Transpose<perm=[0,2,1]>(q1) kt = Reshape(k, kt4) s = MatMul(q, kt) m = Mul(s, sc) p = Softmax<axis=-1>(m) a = MatMul(p, v) t = "
        "Transpose<perm=[2,0,1,3]>(a) y = Reshape(t, ys) }",
        "Reshape Reshape Reshape Attention Reshape Reshape"},
+      {"joined_projection_positions_first",
+       "g (float[5,1,36] x) => (float[5,1,12] y) <int64[4] hs = {5,1,3,12}, int64 i0 = {0}, int64 i1 = {1}, int64 i2 = {2}, int64[3] qs = "
+       "{5,3,4}, int64[4] four = {1,3,5,4}, int64[3] ys = {5,1,12}, float sc = {0.5}> { h = Reshape(x, hs) u = "
+       "Transpose<perm=[2,0,1,3]>(h) "
+       "q0 = Gather<axis=0>(u, i0) k0 = Gather<axis=0>(u, i1) v0 = Gather<axis=0>(u, i2) q1 = Reshape(q0, qs) q2 = "
+       "Transpose<perm=[1,0,2]>(q1) q = Reshape(q2, four) k1 = Reshape(k0, qs) k2 = Transpose<perm=[1,0,2]>(k1) k = Reshape(k2, four) v1 = "
+       "Reshape(v0, qs) v2 = Transpose<perm=[1,0,2]>(v1) v = Reshape(v2, four) kt = Transpose<perm=[0,1,3,2]>(k) s = MatMul(q, kt) m = "
+       "Mul(s, sc) p = Softmax<axis=-1>(m) a = MatMul(p, v) t = Transpose<perm=[2,0,1,3]>(a) y = Reshape(t, ys) }",
+       "Reshape Split Attention Reshape Reshape"},
       {"grouped_expand",
        grouped_model("k2 = Unsqueeze(k1, two) k3 = Expand(k2, five) k = Reshape(k3, four) ",
                      "v2 = Unsqueeze(v1, two) v3 = Expand(v2, five) v = Reshape(v3, four) "),

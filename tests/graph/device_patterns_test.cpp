@@ -105,6 +105,14 @@ TEST(Attention, LayersShareTheirMask) {
   EXPECT_EQ(ops(*model.graph), "Where Attention Attention");
 }
 
+TEST(Transposes, ThatMoveNothingAreViews) {
+  Model model = inferred(
+      "g (float[1,3,1,4] x) => (float[3,1,4,1] a, float[4,1,3,1] b) { a = Transpose<perm=[1,0,3,2]>(x) b = Transpose<perm=[3,0,1,2]>(x) }");
+  transposes_to_reshapes(model);
+  EXPECT_EQ(ops(*model.graph), "Reshape Transpose");
+  expect_sound(model);
+}
+
 const std::string kProducts =
     "g (float[2,3,2] x) => (float[2,3,2] a, float[2,3,3] b, float[2,3,1] c) <float[2,2] u = {1,2,3,4}, float[2,3] v = {5,6,7,8,9,10}, "
     "float[2,1] w = {11,12}, float[2] bu = {1,2}, float[1] bw = {3}> ";
