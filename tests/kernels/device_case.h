@@ -19,6 +19,7 @@ struct DeviceCase {
   size_t outputs = 1;
   std::vector<size_t> constants = {};  // inputs that are known when the kernel is made
   bool hide_shapes = false;
+  std::vector<DType> output_types = {};  // where they differ from the first input's, as inference would give them
 };
 
 inline std::vector<RuntimeValue> run_case(const DeviceCase& c, Device* device) {
@@ -40,7 +41,9 @@ inline std::vector<RuntimeValue> run_case(const DeviceCase& c, Device* device) {
   InterpreterOptions options;
   options.hide_shapes = c.hide_shapes;
   options.device = device;
-  return run_node(*graph.add_node(c.op, values, names, c.attributes), pointers, options);
+  const Node& node = *graph.add_node(c.op, values, names, c.attributes);
+  for (size_t i = 0; i < c.output_types.size(); ++i) node.outputs[i]->type = Type::tensor(c.output_types[i]);
+  return run_node(node, pointers, options);
 }
 
 // Fails where the device has no kernel for the case or its results differ from the CPU's. Does nothing on a machine without a device.

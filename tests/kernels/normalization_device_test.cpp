@@ -10,13 +10,18 @@ Tolerance looser(DType type) {
   return {4 * tolerance.relative, type == DType::float32 ? 4e-5 : type == DType::float64 ? 1e-10 : 8 * tolerance.absolute};
 }
 
+// Of LayerNormalization's outputs: Mean and InvStdDev are float32 whatever X is.
+std::vector<DType> statistics_in_float(DType type) {
+  return {type, DType::float32, DType::float32};
+}
+
 TEST(NormalizationsOnDevice, RowsOfAllLengths) {
   if (!any_device()) GTEST_SKIP() << "no device";
   for (int64_t n : {1, 2, 7, 31, 64, 100, 128, 129, 768, 1000, 1024, 4096, 5000, 8192, 8193, 16384, 32768, 32769, 40000}) {
     for (DType type : kFloatTypes) {
       const RuntimeValue x = numbers(type, {n > 1000 ? 3 : 37, n}, -2, 3), scale = numbers(type, {n}, 0.5, 2, 2),
                          bias = numbers(type, {n}, -1, 1, 3);
-      expect_same_on_device({"LayerNormalization", {x, scale, bias}, {}, 3}, looser(type));
+      expect_same_on_device({"LayerNormalization", {x, scale, bias}, {}, 3, {}, false, statistics_in_float(type)}, looser(type));
       expect_same_on_device({"LayerNormalization", {x, scale}}, looser(type));
       expect_same_on_device({"RMSNormalization", {x, scale}, {}, 1, {}, true}, looser(type));
     }
@@ -30,7 +35,8 @@ TEST(NormalizationsOnDevice, AxesAndBroadcastOperands) {
     const std::vector<Attribute> axis = {attribute("axis", int64_t{2}), attribute("epsilon", 0.01f)};
     for (const Dims& dims : {Dims{5, 8}, Dims{8}, Dims{5, 1}, Dims{1, 8}, Dims{1}, Dims{}}) {
       const RuntimeValue scale = numbers(type, dims, 0.5, 2, 2);
-      expect_same_on_device({"LayerNormalization", {x, scale, numbers(type, {5, 8}, -1, 1, 3)}, axis, 3}, looser(type));
+      expect_same_on_device(
+          {"LayerNormalization", {x, scale, numbers(type, {5, 8}, -1, 1, 3)}, axis, 3, {}, false, statistics_in_float(type)}, looser(type));
       expect_same_on_device({"LayerNormalization", {x, scale, numbers(type, {8}, -1, 1, 3)}, axis}, looser(type));
       expect_same_on_device({"RMSNormalization", {x, scale}, axis}, looser(type));
     }
