@@ -1,0 +1,99 @@
+"""What must hold of fretsaw on GPUs, measured: one table, a row for each figure with what is wanted of it.
+
+Subcommands: zoo (every model whole), meshes (cut), speed (against PyTorch), tensor and pipeline (two GPUs), memory, start, all.
+Ends with 1 when a figure falls short or something failed.
+"""
+import argparse
+import os
+import sys
+import time
+import traceback
+
+from gpu_common import Fretsaw, Report
+from gpu_limits import memory, start
+from gpu_plans import pipeline, tensor
+from gpu_speed import speed
+from gpu_zoo import meshes, zoo
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ONE_GPU = {"zoo": zoo, "meshes": meshes, "speed": speed, "memory": memory, "start": start}
+TWO_GPUS = {"tensor": tensor, "pipeline": pipeline}
+COMMANDS = {**ONE_GPU, **TWO_GPUS}
+
+
+def comma(text):
+    return [part for part in text.split(",") if part]
+
+
+def indexes(text):
+    return [int(part) for part in comma(text)]
+
+
+def mesh_list(text):
+    return [mesh for mesh in text.split(";") if mesh]
+
+
+def add_common(parser):
+    parser.add_argument("--fretsaw", default=os.environ.get("FRETSAW", os.path.join(ROOT, "build", "fretsaw")), help="the command's path")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu tries the script out where there is no GPU")
+    parser.add_argument("--devices", type=indexes, help="0,1,...: the GPU of each rank, used over again for more ranks")
+    parser.add_argument("--json", metavar="FILE", help="write the rows here too")
+    parser.add_argument("--limit", type=float, default=120, help="seconds for one run of the command")
+    parser.add_argument("--models", type=comma, default=[], help="NAME,...: only cases whose names hold one of these")
+    parser.add_argument("--quick", action="store_true", help="fewer cases, and PyTorch without torch.compile")
+    parser.add_argument("--zoo", default=os.environ.get("FRETSAW_ZOO", os.path.join(ROOT, "..", "shared", "zoo")), help="folder of zoo models")
+    parser.add_argument("--precisions", type=comma, default=["fp32", "fp16", "bf16"], help="of the zoo")
+    parser.add_argument("--precision", default="fp16", help="of start")
+    parser.add_argument("--meshes", type=mesh_list, help='"pipeline=2;tensor=2;data=2", which is what two GPUs do without it')
+    parser.add_argument("--jobs", type=int, default=6, help="commands side by side, of zoo and meshes")
+    parser.add_argument("--parts", action="store_true", help="of speed: the slowest parts of a model that falls short")
+    parser.add_argument("--prepare-limit", type=float, default=300, help="seconds for PyTorch's exports and compilations")
+    parser.add_argument("--only-big", action="store_true", help="of memory: only the models that one GPU can't hold")
+    parser.add_argument("--big-limit", type=float, default=400, help="seconds for the model that two GPUs hold")
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=(*COMMANDS, "all"))
+    add_common(parser)
+    return parser.parse_args()
+
+
+def choose_devices(arguments, fretsaw):
+    """Fills in devices and meshes by what the machine has; how many GPUs that is."""
+    gpus = fretsaw.gpus() if arguments.device == "cuda" else [{"name": "cpu", "index": 0}]
+    if not gpus:
+        why = fretsaw("devices").error or "is it built with -DFRETSAW_CUDA=ON?"
+        sys.exit(f"{fretsaw.path}: `devices` lists no CUDA device: {why}")
+    print(f"{fretsaw.path} on {', '.join(gpu['name'] for gpu in gpus)}", flush=True)
+    arguments.devices = arguments.devices or [gpu["index"] for gpu in gpus]
+    two = len(set(arguments.devices)) > 1 or arguments.device == "cpu"
+    arguments.meshes = arguments.meshes or (["pipeline=2", "tensor=2", "data=2"] if two else ["pipeline=2,tensor=2"])
+    return len(gpus)
+
+
+def run_command(name, arguments, fretsaw, report):
+    begin = time.perf_counter()
+    try:
+        COMMANDS[name](arguments, fretsaw, report)
+    except Exception as error:  # what the others find still counts
+        traceback.print_exc()
+        report.failed(name, "the benchmark itself", (str(error) or repr(error)).splitlines()[-1])
+    report.note(f"{name} took {time.perf_counter() - begin:.0f} s")
+
+
+def main():
+    arguments = parse()
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # multicast over NVLink stays off, for both sides
+    fretsaw = Fretsaw(arguments.fretsaw, arguments.device, arguments.limit)
+    report = Report(arguments.json)
+    gpus = choose_devices(arguments, fretsaw)
+    names = [arguments.command] if arguments.command != "all" else [*ONE_GPU, *(TWO_GPUS if gpus > 1 else ())]
+    for name in names:
+        run_command(name, arguments, fretsaw, report)
+    print(f"{report.bad()} of {len(report.rows)} rows are short or failed")
+    sys.exit(1 if report.bad() else 0)
+
+
+if __name__ == "__main__":
+    main()
