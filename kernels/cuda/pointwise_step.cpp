@@ -111,7 +111,6 @@ int StepBuilder::reduction(const std::string& fold, int value) {
   v.kind = PointValue::Kind::reduction;
   v.per_row = true;
   v.dims = dims_of_value(step, v);
-  step.reduces = true;
   return made;
 }
 
@@ -178,6 +177,8 @@ PointStep read_step(const CompileContext& c) {
     b.step.outputs.push_back({i, found->second});
   }
   drop_unused(b.step);
+  const auto is_reduction = [](const PointValue& v) { return v.kind == PointValue::Kind::reduction; };
+  b.step.reduces = std::any_of(b.step.values.begin(), b.step.values.end(), is_reduction);
   const auto is_operand = [](const PointValue& v) { return v.kind == PointValue::Kind::operand; };
   const auto operands = std::count_if(b.step.values.begin(), b.step.values.end(), is_operand);
   if (static_cast<size_t>(operands) + b.step.outputs.size() > most_addresses) throw Refused{"too many inputs for one step"};

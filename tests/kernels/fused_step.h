@@ -7,6 +7,7 @@
 
 #include "tests/kernels/fused_group.h"
 #include "tests/kernels/on_device.h"
+#include "tests/kernels/test_data.h"
 
 namespace fretsaw::testing {
 
@@ -99,5 +100,33 @@ class FusedStep {
   std::map<const Value*, RuntimeValue> values_;
   int names_ = 0;
 };
+
+#define FRETSAW_DEVICE_OR_SKIP(device) \
+  Device* device = any_device();       \
+  if (!device) GTEST_SKIP() << "no CUDA device"
+
+inline Tolerance tolerance_of(DType dtype) {
+  if (dtype == DType::float16) return {2e-3, 2e-3};
+  if (dtype == DType::bfloat16) return {1.6e-2, 1.6e-2};
+  return dtype == DType::float64 ? Tolerance{1e-12, 1e-14} : Tolerance{3e-6, 1e-6};
+}
+
+inline RuntimeValue random_tensor(DType dtype, const Dims& dims, uint32_t seed, double low = -2, double high = 2) {
+  return tensor_as(dtype, dims, spread_values(count_of(dims), low, high, seed));
+}
+
+inline constexpr DType kHalfAndWide[] = {DType::float32, DType::float16, DType::bfloat16, DType::float64};
+
+// The results of a step that are wanted outside, as one kernel: as the CPU gives them one by one, and with the bits that the device
+// gives one by one.
+inline void expect_step(Device& device, FusedStep& step, const std::vector<Value*>& kept, Layout layout = Layout::plain,
+                        const Dims& offered_dims = {}) {
+  const std::vector<RuntimeValue> got = step.run_fused(device, step.context(kept, layout, offered_dims));
+  const auto alone = step.run_one_by_one(device);
+  for (size_t i = 0; i < kept.size(); ++i) {
+    EXPECT_EQ(difference(got[i], step.wanted(kept[i]), tolerance_of(step.coarsest())), "") << "output " << i;
+    EXPECT_EQ(difference(got[i], alone.at(kept[i]), {0, 0}), "") << "output " << i << " against the nodes alone";
+  }
+}
 
 }  // namespace fretsaw::testing
