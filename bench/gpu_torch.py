@@ -69,6 +69,15 @@ def measure_statistics(model, norms):
     model.eval()
 
 
+def to_type(model, name, dtype):
+    """All of an image network, the parameters alone of a transformer, whose tables of rotary frequencies stay in float32."""
+    if name in IMAGES:
+        return model.to(dtype)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
+
+
 def make_inputs(case, device):
     generator = torch.Generator(device).manual_seed(1)
     if case.model in IMAGES:
@@ -154,14 +163,15 @@ class Peer:
         precision = cases[0].precision
         self.dtype = SERVING[precision]
         torch.backends.cudnn.allow_tf32 = False  # of the references; halves don't care
-        model = build(cases[0].model, DEVICE)
+        name = cases[0].model
+        model = build(name, DEVICE)
         native = precision == "bf16"  # exported in the type that it is served in
         if native:
-            model = model.to(self.dtype).float()
+            model = to_type(to_type(model, name, self.dtype), name, torch.float32)
         self.inputs = [make_inputs(case, DEVICE) for case in cases]
         with torch.no_grad():
             self.wanted = [[out.float().cpu() for out in tensors(model(x))] for x in self.inputs]
-        model = model.to("cpu", self.dtype if native else torch.float32)
+        model = to_type(model, name, self.dtype if native else torch.float32).to("cpu")
         for case, x in zip(cases, self.inputs):
             export(model, x, self.path(case))
         self.make_ready(model, compiles)
@@ -173,7 +183,7 @@ class Peer:
         """Moves the model to the GPU as it is served there, and compiles it."""
         images = self.cases[0].model in IMAGES
         layout = {"memory_format": torch.channels_last} if images else {}
-        self.model = model.to(DEVICE, self.dtype, **layout)
+        self.model = to_type(model.to(DEVICE, **layout), self.cases[0].model, self.dtype)
         if images:
             self.inputs = [x.to(self.dtype).to(**layout) for x in self.inputs]
         self.compiled = torch.compile(self.model, dynamic=False) if compiles else None
@@ -222,7 +232,8 @@ def serve(cases, folder, compiles, connection):
 def export_cases(cases, folder, connection):
     """Exports only: for subcommands that have a peer of their own."""
     try:
-        model = build(cases[0].model, DEVICE).to("cpu", SERVING[cases[0].precision])
+        name = cases[0].model
+        model = to_type(build(name, DEVICE), name, SERVING[cases[0].precision]).to("cpu")
         for case in cases:
             export(model, make_inputs(case, "cpu"), os.path.join(folder, case.name.replace(" ", "_")))
         connection.send(("ready", 0.0))
