@@ -108,11 +108,9 @@ class ProductMerger {
     const bool turned = products[0].node->get_int("transB", 0) != 0;
     const bool biased = std::any_of(products.begin(), products.end(), [](const Product& p) { return p.bias != nullptr; });
     std::vector<TensorPtr> weights, biases;
-    int64_t N = 0;
     for (const Product& p : products) {
       weights.push_back(p.weight->constant);
       biases.push_back(p.bias ? p.bias->constant : zeros(p.N, p.weight->constant->dtype));
-      N += p.N;
     }
     Product& first = products[0];
     Node& node = *first.node;
