@@ -60,7 +60,7 @@ class Report:
 
     def row(self, item, case, figure, wanted=None, at_most=True, remark="", **details):
         good = wanted is None or (figure <= wanted if at_most else figure >= wanted)
-        bound = "" if wanted is None else f"{'<=' if at_most else '>='} {wanted:g}"
+        bound = "" if wanted is None else f"{'<=' if at_most else '>='} {wanted:.3g}"
         self._add(item, case, f"{figure:.4g}", bound, "ok" if good else "SHORT", remark, {"figure": figure, "wanted": wanted, **details})
 
     def failed(self, item, case, error):

@@ -83,7 +83,8 @@ class Worker:
     def ask(self, *question, limit_s=120):
         if self.error:
             return None
-        self.connection.send(question)
+        with contextlib.suppress(OSError):  # a process that ended is told of by what it doesn't answer
+            self.connection.send(question)
         return self.wait(time.monotonic() + limit_s)
 
     def end(self):
