@@ -142,7 +142,7 @@ def first_line(error):
 def best_times(eager, compiled):
     """Milliseconds of each way to run, None for one that fails."""
     ways = {"eager": lambda: timed_ms(eager), "graph": lambda: timed_ms(graphed(eager), delay)}
-    if compiled:
+    if compiled is not None:
         ways["compile + graph"] = lambda: timed_ms(graphed(compiled), delay)
     times = {}
     for name, way in ways.items():
@@ -200,7 +200,7 @@ class Peer:
         x = self.inputs[number]
         with torch.no_grad():
             own = max(self.differences(number, [out.float().cpu() for out in tensors(self.model(x))]))
-            times = best_times(lambda: self.model(x), (lambda: self.compiled(x)) if self.compiled else None)
+            times = best_times(lambda: self.model(x), (lambda: self.compiled(x)) if self.compiled is not None else None)
         torch.cuda.empty_cache()
         return times, own
 
