@@ -8,6 +8,8 @@
 namespace fretsaw::cuda {
 namespace {
 
+constexpr int64_t kShortestPadded = 64;  // elements of a line that are worth a copy
+
 // A product with what follows it, read from the nodes of a step.
 struct ProductStep {
   ProductSpec spec;
@@ -15,6 +17,7 @@ struct ProductStep {
   int c = -1, bias = -1;   // which of the step's inputs are C and the bias
   bool expands_c = false;  // C broadcasts: it is first written to the output, element (i, j) from i * c_row + j * c_column
   int64_t c_row = 0, c_column = 0;
+  int64_t padded_b = 0;        // a constant B is held in lines of this many elements, whole packs, where its own are none
   bool column_is_last = true;  // y ends with N, so that a bias is an operand of [N]
 };
 
@@ -113,9 +116,21 @@ std::string read_add(const CompileContext& c, const Node& node, const Value* pre
   return "an Add that no epilogue does";
 }
 
+// Halves are summed in float32: a Cast to it leaves the sums as they are.
+std::string read_cast(const Node& node, ProductStep& step) {
+  ProductSpec& s = step.spec;
+  const bool half = s.type == DType::float16 || s.type == DType::bfloat16;
+  if (!half || node.get_int("to", 0) != static_cast<int64_t>(DType::float32)) return "a Cast to another type";
+  if (s.bias || step.c >= 0) return "a Cast of a sum";
+  s.out = DType::float32;
+  return "";
+}
+
 std::string read_follower(const CompileContext& c, const Node& node, const Value* previous, ProductStep& step) {
   ProductSpec& s = step.spec;
   if (s.activation != ProductActivation::none) return "a node after the activation";
+  if (s.out != DType::undefined) return "a node after a Cast";
+  if (node.op == "Cast") return read_cast(node, step);
   if (node.op == "Add") return read_add(c, node, previous, step);
   if (node.op == "Relu") s.activation = ProductActivation::relu;
   // cuBLASLt's Gelu is the tanh form, and not exact enough for float32.
@@ -124,11 +139,22 @@ std::string read_follower(const CompileContext& c, const Node& node, const Value
   return s.activation == ProductActivation::none ? "a follower that no epilogue does" : "";
 }
 
+// A constant B whose lines are no whole packs of 16 bytes, which cuBLASLt's fast algorithms want, is held in longer lines.
+void pad_constant_b(const CompileContext& c, ProductStep& step) {
+  ProductSpec& s = step.spec;
+  if (!is_float(s.type) || !c.constants[1] || c.constants[1]->dims.size() != 2) return;
+  int64_t& line = s.b_column == 1 ? s.b_row : s.b_column;
+  if (line < kShortestPadded || in_whole_packs(line, s.type) == line) return;
+  line = step.padded_b = in_whole_packs(line, s.type);
+}
+
 // The reason to refuse the step, or "".
 std::string read_step(const CompileContext& c, ProductStep& step) {
   step = c.node().op == "Gemm" ? read_gemm(c) : read_matmul(c);
   step.spec.type = c.input_dtype(0);
   step.spec.tf32 = c.tf32;
+  step.spec.constant_b = c.constants[1] != nullptr;
+  pad_constant_b(c, step);
   if (c.nodes.size() == 1) return "";
   if (!is_float(step.spec.type) || step.spec.type == DType::float64) return "followers of this type";
   for (size_t i = 1; i < c.nodes.size(); ++i) {
@@ -153,6 +179,17 @@ std::string unsupported(const CompileContext& c) {
   return read_step(c, step);
 }
 
+std::shared_ptr<void> padded_constant(GpuDevice& device, const TensorPtr& tensor, int64_t line) {
+  const auto element = static_cast<size_t>(bits_of(tensor->dtype) / 8), rows = static_cast<size_t>(tensor->dims[0]);
+  const size_t own_bytes = static_cast<size_t>(tensor->dims[1]) * element, line_bytes = static_cast<size_t>(line) * element;
+  const std::shared_ptr<void> plain = device.constant(tensor);
+  return device.constant(tensor, "lines of " + std::to_string(line), rows * line_bytes, [&](void* to) {
+    device.clear(to, rows * line_bytes);
+    device.copy_rows(to, line_bytes, plain.get(), own_bytes, own_bytes, rows);
+    device.synchronize();  // before `plain` goes
+  });
+}
+
 CompiledKernel make_product(const CompileContext& c) {
   if (!c.has_input(0) || !c.has_input(1)) throw Error("a product needs two inputs", "give both");
   ProductStep step;
@@ -160,11 +197,16 @@ CompiledKernel make_product(const CompileContext& c) {
   const auto product = std::make_shared<Product>(gpu(c), step.spec);
   CompiledKernel kernel;
   if (step.c >= 0 && !step.expands_c) kernel.overwrites = step.c;
-  kernel.run = [step, product](RunContext& r) {
-    TensorView& y = r.output(0, step.y, step.spec.type);
+  std::shared_ptr<void> padded_b;
+  if (step.padded_b) {
+    padded_b = padded_constant(gpu(c), c.constants[1], step.padded_b);
+    kernel.packed_inputs = {1};
+  }
+  kernel.run = [step, product, padded_b](RunContext& r) {
+    TensorView& y = r.output(0, step.y, output_type(step.spec));
     if (y.count() == 0) return;
     const auto data = [&](int i) -> const void* { return i < 0 ? nullptr : r.input(static_cast<size_t>(i)).data; };
-    ProductOperands operands{data(0), data(1), data(step.c), data(step.bias), y.data};
+    ProductOperands operands{data(0), padded_b ? padded_b.get() : data(1), data(step.c), data(step.bias), y.data};
     if (step.expands_c) {
       expand_matrix(step.spec.type, operands.c, step.c_row, step.c_column, y.data, step.spec.M, step.spec.N, stream_of(r));
       operands.c = y.data;

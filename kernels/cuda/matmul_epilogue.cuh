@@ -20,14 +20,19 @@ template <typename T>
 struct Epilogue {
   Sum<T> alpha, beta;
   const T *c, *bias;  // null where there is none
-  T* d;
+  void* d;
+  bool wide;  // D is of float32, whatever T is
   ProductActivation activation;
 
   __device__ void store(int64_t at, int64_t column, Sum<T> sum) const {
     Sum<T> value = alpha * sum;
     if (c) value += beta * widen(c[at]);
     if (bias) value += widen(bias[column]);
-    d[at] = rounded<T>(activate(value, activation));
+    value = activate(value, activation);
+    if (wide)
+      static_cast<float*>(d)[at] = static_cast<float>(value);
+    else
+      static_cast<T*>(d)[at] = rounded<T>(value);
   }
 };
 
@@ -37,7 +42,8 @@ Epilogue<T> epilogue_of(const ProductSpec& spec, const ProductOperands& o) {
           static_cast<Sum<T>>(spec.beta),
           spec.beta != 0 ? static_cast<const T*>(o.c) : nullptr,
           spec.bias ? static_cast<const T*>(o.bias) : nullptr,
-          static_cast<T*>(o.d),
+          o.d,
+          output_type(spec) == DType::float32,
           spec.activation};
 }
 

@@ -84,7 +84,7 @@ std::optional<LtAlgorithm> algorithm_of(const std::string& text) {
   return out;
 }
 
-LtProduct::LtProduct(GpuDevice& device, const ProductSpec& s, size_t alignment)
+LtProduct::LtProduct(GpuDevice& device, const ProductSpec& s, size_t alignment, int64_t d_row)
     : handle_(device.cublas_lt()),
       bias_(s.bias),
       double_scale_(s.type == DType::float64),
@@ -103,7 +103,7 @@ LtProduct::LtProduct(GpuDevice& device, const ProductSpec& s, size_t alignment)
                            : make_layout(s.type, s.K, s.N, s.b_column, batch.count, batch.b);
   second_ = s.a_column == 1 ? make_layout(s.type, s.K, s.M, s.a_row, batch.count, batch.a)
                             : make_layout(s.type, s.M, s.K, s.a_column, batch.count, batch.a);
-  result_ = make_layout(s.type, s.N, s.M, s.N, batch.count, batch.d);
+  result_ = make_layout(output_type(s), s.N, s.M, d_row, batch.count, batch.d);
 }
 
 LtProduct::~LtProduct() {

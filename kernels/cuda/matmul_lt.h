@@ -18,8 +18,8 @@ std::optional<LtAlgorithm> algorithm_of(const std::string& text);
 
 class LtProduct {
  public:
-  // `spec.batches` has at most one dimension. All addresses will be multiples of `alignment`.
-  LtProduct(GpuDevice& device, const ProductSpec& spec, size_t alignment);
+  // `spec.batches` has at most one dimension. All addresses will be multiples of `alignment`. The rows of D are `d_row` elements apart.
+  LtProduct(GpuDevice& device, const ProductSpec& spec, size_t alignment, int64_t d_row);
   ~LtProduct();
   LtProduct(const LtProduct&) = delete;
   LtProduct& operator=(const LtProduct&) = delete;

@@ -19,6 +19,10 @@ bool adds_rows(const ProductSpec& s, const ProductBatch& inner) {
   return s.M == 1 ? inner.a >= s.K : inner.a == s.M * s.a_row;
 }
 
+size_t in_blocks(size_t bytes) {
+  return (bytes + 255) / 256 * 256;
+}
+
 }  // namespace
 
 void simplify(ProductSpec& s) {
@@ -66,6 +70,7 @@ std::string describe(const ProductSpec& s) {
     text += " batch";
     for (int64_t n : {b.count, b.a, b.b, b.d}) text += " " + std::to_string(n);
   }
+  if (output_type(s) != s.type) text += " to " + std::string(name_of(s.out));
   return text + (s.beta != 0 ? " c" : "") + (s.bias ? " bias" : "") + " activation " + std::to_string(static_cast<int>(s.activation));
 }
 
@@ -76,10 +81,10 @@ size_t common_alignment(std::initializer_list<int64_t> bytes) {
 }
 
 struct Product::Implementation {
-  ProductSpec spec;                 // simplified; its batches are `loops`
-  std::vector<ProductBatch> loops;  // dimensions that need a call for each index
-  ProductSpec call;                 // of one call: at most one batch dimension
-  int64_t element = 0;
+  ProductSpec spec;                    // simplified; its batches are `loops`
+  std::vector<ProductBatch> loops;     // dimensions that need a call for each index
+  ProductSpec call;                    // of one call: at most one batch dimension
+  int64_t element = 0, d_element = 0;  // bytes
   size_t alignment = 16;
   int multiprocessors = 0;
   ProductChoice choice;
@@ -99,11 +104,14 @@ void Product::Implementation::split_batches() {
   const auto longest = std::max_element(loops.begin(), loops.end(), [](const auto& a, const auto& b) { return a.count < b.count; });
   call.batches = {*longest};
   loops.erase(longest);
-  for (const ProductBatch& b : loops) alignment = std::min(alignment, common_alignment({b.a * element, b.b * element, b.d * element}));
+  for (const ProductBatch& b : loops) alignment = std::min(alignment, common_alignment({b.a * element, b.b * element, b.d * d_element}));
 }
 
 Product::Implementation::Implementation(GpuDevice& device, ProductSpec given)
-    : spec(std::move(given)), element(bits_of(spec.type) / 8), multiprocessors(device.multiprocessors()) {
+    : spec(std::move(given)),
+      element(bits_of(spec.type) / 8),
+      d_element(bits_of(output_type(spec)) / 8),
+      multiprocessors(device.multiprocessors()) {
   simplify(spec);
   split_batches();
   const ProductExtents extents = extents_of(spec);
@@ -117,6 +125,12 @@ void Product::Implementation::run_call(const ProductOperands& o, void* scratch, 
     aligned = aligned && reinterpret_cast<uintptr_t>(p) % alignment == 0;
   if (choice.kind == ProductChoice::Kind::simple || !aligned) return run_simple_product(call, o, stream);
   if (choice.kind == ProductChoice::Kind::small) return run_small_product(call, o, multiprocessors, stream);
+  if (choice.staged) {
+    ProductOperands staged = o;
+    staged.d = static_cast<char*>(scratch) + in_blocks(choice.algorithm.workspace);
+    FRETSAW_CUDA_CHECK(lt->run(staged, choice.algorithm, scratch, stream));
+    return copy_staged(call, staged.d, staged_row(call), o.d, stream);
+  }
   FRETSAW_CUDA_CHECK(lt->run(o, choice.algorithm, scratch, stream));
   const int64_t batches = call.batches.empty() ? 1 : call.batches.front().count;
   if (choice.separate_epilogue) run_epilogue(call, call.bias ? o.bias : nullptr, o.d, batches * call.M, stream);
@@ -126,7 +140,9 @@ Product::Product(GpuDevice& device, ProductSpec spec) : self_(std::make_unique<I
 Product::~Product() = default;
 
 size_t Product::scratch_bytes() const {
-  return self_->choice.kind == ProductChoice::Kind::lt ? self_->choice.algorithm.workspace : 0;
+  const ProductChoice& choice = self_->choice;
+  if (choice.kind != ProductChoice::Kind::lt) return 0;
+  return choice.staged ? in_blocks(choice.algorithm.workspace) + staged_bytes(self_->call) : choice.algorithm.workspace;
 }
 
 void Product::run(const ProductOperands& o, void* scratch, cudaStream_t stream) {
@@ -141,10 +157,9 @@ void Product::run(const ProductOperands& o, void* scratch, cudaStream_t stream) 
       rest /= p.loops[l].count;
       a += index * p.loops[l].a, b += index * p.loops[l].b, d += index * p.loops[l].d;
     }
-    const auto at = [&](const void* base, int64_t elements) -> const void* {
-      return base ? static_cast<const char*>(base) + elements * p.element : nullptr;
-    };
-    self_->run_call({at(o.a, a), at(o.b, b), at(o.c, d), o.bias, const_cast<void*>(at(o.d, d))}, scratch, stream);
+    const auto at = [](const void* base, int64_t bytes) -> const void* { return base ? static_cast<const char*>(base) + bytes : nullptr; };
+    void* to = static_cast<char*>(o.d) + d * p.d_element;
+    self_->run_call({at(o.a, a * p.element), at(o.b, b * p.element), at(o.c, d * p.d_element), o.bias, to}, scratch, stream);
   }
 }
 

@@ -19,6 +19,7 @@ struct ProductBatch {
 
 struct ProductSpec {
   DType type = DType::float32;
+  DType out = DType::undefined;  // of D where it isn't `type`: float32, of products of halves without bias and C
   bool tf32 = false;
   int64_t M = 0, N = 0, K = 0;
   // Element (i, k) of A stands at i * a_row + k * a_column, one of which is 1; B likewise. D and C are dense.
@@ -26,8 +27,13 @@ struct ProductSpec {
   std::vector<ProductBatch> batches;  // outermost first
   double alpha = 1, beta = 0;
   bool bias = false;
+  bool constant_b = false;  // B has been there since before the step: it may be read while earlier kernels still run
   ProductActivation activation = ProductActivation::none;
 };
+
+inline DType output_type(const ProductSpec& spec) {
+  return spec.out == DType::undefined ? spec.type : spec.out;
+}
 
 struct ProductOperands {
   const void *a = nullptr, *b = nullptr, *c = nullptr, *bias = nullptr;
@@ -60,6 +66,11 @@ class Product {
   std::unique_ptr<Implementation> self_;
 };
 
+// The least count of elements, `count` or more, that fills whole packs of 16 bytes.
+inline int64_t in_whole_packs(int64_t count, DType type) {
+  const int64_t pack = 128 / bits_of(type);
+  return (count + pack - 1) / pack * pack;
+}
 // The smallest power of two, up to 16, that divides all these byte counts.
 size_t common_alignment(std::initializer_list<int64_t> bytes);
 

@@ -1,4 +1,6 @@
 // Products by plain loops over tiles, and the small kernels around products.
+#include <algorithm>
+
 #include "kernels/cuda/matmul_epilogue.cuh"
 #include "kernels/cuda/matmul_simple.h"
 
@@ -53,6 +55,15 @@ template <typename T>
 __global__ void expand_kernel(const T* from, int64_t row, int64_t column, T* to, int64_t count, int64_t N) {
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x)
     to[i] = from[i / N * row + i % N * column];
+}
+
+// A block takes whole rows, so that neighbouring threads have neighbouring elements.
+template <typename T, typename Out>
+__global__ void copy_staged_kernel(const T* __restrict__ from, int64_t row, Out* __restrict__ to, int64_t M, int64_t N) {
+  for (int64_t m = blockIdx.y; m < M; m += gridDim.y) {
+    for (int64_t n = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; n < N; n += int64_t{gridDim.x} * blockDim.x)
+      to[m * N + n] = static_cast<Out>(from[m * row + n]);
+  }
 }
 
 template <typename T>
@@ -123,6 +134,21 @@ void expand_matrix(DType type, const void* from, int64_t row, int64_t column, vo
         <<<blocks_for(count, kThreads), kThreads, 0, stream>>>(static_cast<const T*>(from), row, column, static_cast<T*>(to), count, N);
   });
   check_launch("expand_matrix");
+}
+
+void copy_staged(const ProductSpec& spec, const void* from, int64_t row, void* d, cudaStream_t stream) {
+  const auto M = static_cast<unsigned>(std::min<int64_t>(spec.M, 65535));
+  const auto columns =
+      static_cast<unsigned>(std::min<int64_t>((spec.N + kThreads - 1) / kThreads, std::max(1, 65536 / static_cast<int>(M))));
+  with_float_type(spec.type, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const auto* x = static_cast<const T*>(from);
+    if (output_type(spec) == spec.type)
+      copy_staged_kernel<<<dim3(columns, M), kThreads, 0, stream>>>(x, row, static_cast<T*>(d), spec.M, spec.N);
+    else
+      copy_staged_kernel<<<dim3(columns, M), kThreads, 0, stream>>>(x, row, static_cast<float*>(d), spec.M, spec.N);
+  });
+  check_launch("copy_staged");
 }
 
 void fill_noise(DType type, void* to, int64_t count, cudaStream_t stream) {

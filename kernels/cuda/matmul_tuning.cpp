@@ -13,9 +13,9 @@ namespace fretsaw::cuda {
 namespace {
 
 constexpr int kCandidates = 16, kRepeats = 5;
-constexpr int64_t kFlushBytes = int64_t{96} << 20;         // more than the second-level caches of today's devices
-constexpr int64_t kLargestTimed = int64_t{4} << 30;        // operands of more bytes: the heuristic's first guess
-constexpr const char *kSmall = "small 1", *kLt = "lt 1 ";  // the numbers change when their kernels do
+constexpr int64_t kFlushBytes = int64_t{96} << 20;                                 // more than the second-level caches of today's devices
+constexpr int64_t kLargestTimed = int64_t{4} << 30;                                // operands of more bytes: the heuristic's first guess
+constexpr const char *kSmall = "small 1", *kLt = "lt 1 ", *kStaged = "staged 1 ";  // the numbers change when their kernels do
 
 ProductSpec without_epilogue(ProductSpec spec) {
   spec.bias = false;
@@ -30,22 +30,29 @@ std::string key_of(GpuDevice& device, const ProductSpec& spec, size_t alignment)
          " " + std::to_string(device.multiprocessors()) + "\n" + describe(spec) + " alignment " + std::to_string(alignment);
 }
 
+// Where the rows of D are no whole packs, cuBLASLt knows slow algorithms only, or none.
+bool takes_staging(const ProductSpec& spec) {
+  return spec.batches.empty() && spec.beta == 0 && spec.M > kSmallRows && spec.N != in_whole_packs(spec.N, spec.type);
+}
+
 // Memory for the operands, filled with numbers, and for what timing needs.
 class Bench {
  public:
   Bench(GpuDevice& device, const ProductSpec& spec) : device_(device), stream_(static_cast<cudaStream_t>(device.stream())) {
     const ProductExtents e = extents_of(spec);
     operands_.a = filled(spec.type, e.a), operands_.b = filled(spec.type, e.b);
-    operands_.d = filled(spec.type, e.d);
+    operands_.d = filled(output_type(spec), e.d);
     if (spec.beta != 0) operands_.c = filled(spec.type, e.d);
     if (spec.bias) operands_.bias = filled(spec.type, spec.N);
+    if (takes_staging(spec)) staged_ = allocate(staged_bytes(spec));
     workspace_ = allocate(kProductWorkspace);
     flush_ = allocate(kFlushBytes);
   }
   static int64_t bytes_of(const ProductSpec& spec) {
     const ProductExtents e = extents_of(spec);
-    return (e.a + e.b + 2 * e.d) * (bits_of(spec.type) / 8) + kFlushBytes + static_cast<int64_t>(kProductWorkspace);
+    return (e.a + e.b + 2 * e.d) * (bits_of(spec.type) / 8) + e.d * 4 + kFlushBytes + static_cast<int64_t>(kProductWorkspace);
   }
+  void* staged() const { return staged_.get(); }
 
   // The median time of `work(operands, workspace, stream)` in us, with caches that hold other data; infinity where it fails.
   template <typename Work>
@@ -78,51 +85,105 @@ class Bench {
   GpuDevice& device_;
   cudaStream_t stream_;
   std::vector<std::shared_ptr<void>> memory_;
-  std::shared_ptr<void> workspace_, flush_;
+  std::shared_ptr<void> workspace_, flush_, staged_;
   ProductOperands operands_;
 };
 
-// The choice as text: "small 1", "lt 1 <algorithm>", or "simple".
-std::string fastest(GpuDevice& device, const ProductSpec& spec, const ProductSpec& lt_spec, LtProduct& lt) {
-  std::vector<LtAlgorithm> candidates = lt.candidates(kCandidates);
-  const bool small = takes_small_product(spec);
-  if (candidates.empty()) return small ? kSmall : "simple";
-  const int64_t bytes = Bench::bytes_of(spec);
-  const bool timed = bytes <= kLargestTimed && bytes <= static_cast<int64_t>(device.free_bytes() / 2);
-  if (!timed || (candidates.size() == 1 && !small)) return kLt + to_text(candidates.front());
-  Bench bench(device, spec);
-  std::string best = kLt + to_text(candidates.front());
-  double best_time = INFINITY;
-  const auto consider = [&](std::string name, double time) {
-    if (time < best_time) best = std::move(name), best_time = time;
+// One way to use cuBLASLt, with a name by which its choices are remembered.
+struct LtWay {
+  const char* name = kLt;
+  ProductSpec spec;  // what cuBLASLt does of the product
+  bool separate_epilogue = false, staged = false;
+  std::unique_ptr<LtProduct> lt;
+};
+
+std::vector<LtWay> ways_of(GpuDevice& device, const ProductSpec& spec, size_t alignment) {
+  std::vector<LtWay> ways;
+  const auto add = [&](const char* name, const ProductSpec& own, int64_t d_row) -> LtWay& {
+    ways.push_back({name, own, false, false, std::make_unique<LtProduct>(device, own, alignment, d_row)});
+    return ways.back();
   };
-  const bool follows = spec.bias != lt_spec.bias || spec.activation != lt_spec.activation;
-  for (const LtAlgorithm& candidate : candidates) {
-    consider(kLt + to_text(candidate), bench.time([&](const ProductOperands& o, void* workspace, cudaStream_t stream) {
-      if (lt.run(o, candidate, workspace, stream) != CUBLAS_STATUS_SUCCESS) return false;
-      if (follows) run_epilogue(spec, spec.bias ? o.bias : nullptr, o.d, extents_of(spec).d / spec.N, stream);
-      return true;
-    }));
+  const bool follows = spec.bias || spec.activation != ProductActivation::none;
+  if (follows && add(kLt, spec, spec.N).lt->candidates(1).empty()) ways.clear();
+  if (ways.empty()) add(kLt, follows ? without_epilogue(spec) : spec, spec.N).separate_epilogue = follows;
+  if (takes_staging(spec)) {
+    ProductSpec narrow = spec;
+    narrow.out = DType::undefined;
+    add(kStaged, narrow, staged_row(spec)).staged = true;
   }
-  if (small) {
-    consider(kSmall, bench.time([&](const ProductOperands& o, void*, cudaStream_t stream) {
-      run_small_product(spec, o, device.multiprocessors(), stream);
-      return true;
-    }));
-  }
-  device.synchronize();
-  return best;
+  return ways;
 }
 
-// nullopt where the text is of another version, or cuBLASLt does not take the algorithm.
-std::optional<ProductChoice> read_choice(const std::string& text, const ProductSpec& spec, const LtProduct& lt) {
+// Times all that can compute a product.
+class Race {
+ public:
+  Race(GpuDevice& device, const ProductSpec& spec) : device_(device), spec_(spec), bench_(device, spec) {}
+
+  void add(const LtWay& way, const LtAlgorithm& algorithm) {
+    consider(way.name + to_text(algorithm), [&](const ProductOperands& o, void* workspace, cudaStream_t stream) {
+      ProductOperands operands = o;
+      if (way.staged) operands.d = bench_.staged();
+      if (way.lt->run(operands, algorithm, workspace, stream) != CUBLAS_STATUS_SUCCESS) return false;
+      if (way.separate_epilogue) run_epilogue(spec_, spec_.bias ? o.bias : nullptr, o.d, extents_of(spec_).d / spec_.N, stream);
+      if (way.staged) copy_staged(spec_, operands.d, staged_row(spec_), o.d, stream);
+      return true;
+    });
+  }
+  void add_small() {
+    consider(kSmall, [&](const ProductOperands& o, void*, cudaStream_t stream) {
+      run_small_product(spec_, o, device_.multiprocessors(), stream);
+      return true;
+    });
+  }
+  const std::string& best() const { return best_; }
+
+ private:
+  template <typename Work>
+  void consider(std::string name, const Work& work) {
+    const double time = bench_.time(work);
+    if (time < best_time_) best_ = std::move(name), best_time_ = time;
+  }
+
+  GpuDevice& device_;
+  const ProductSpec& spec_;
+  Bench bench_;
+  std::string best_;
+  double best_time_ = INFINITY;
+};
+
+// The choice as text: "small 1", "lt 1 <algorithm>", "staged 1 <algorithm>", or "simple".
+std::string fastest(GpuDevice& device, const ProductSpec& spec, const std::vector<LtWay>& ways) {
+  std::vector<std::pair<const LtWay*, LtAlgorithm>> candidates;
+  for (const LtWay& way : ways) {
+    for (const LtAlgorithm& algorithm : way.lt->candidates(kCandidates)) candidates.emplace_back(&way, algorithm);
+  }
+  const bool small = takes_small_product(spec);
+  if (candidates.empty()) return small ? kSmall : "simple";
+  const std::string first_guess = candidates.front().first->name + to_text(candidates.front().second);
+  const int64_t bytes = Bench::bytes_of(spec);
+  const bool timed = bytes <= kLargestTimed && bytes <= static_cast<int64_t>(device.free_bytes() / 2);
+  if (!timed || (candidates.size() == 1 && !small)) return first_guess;
+  Race race(device, spec);
+  for (const auto& [way, algorithm] : candidates) race.add(*way, algorithm);
+  if (small) race.add_small();
+  device.synchronize();
+  return race.best().empty() ? first_guess : race.best();
+}
+
+// nullopt where the text is of another version, or cuBLASLt does not take the algorithm; otherwise `lt` is what runs it.
+std::optional<ProductChoice> read_choice(const std::string& text, const ProductSpec& spec, std::vector<LtWay>& ways,
+                                         std::unique_ptr<LtProduct>& lt) {
   if (text == "simple") return ProductChoice{};
-  if (text == kSmall && takes_small_product(spec)) return ProductChoice{ProductChoice::Kind::small, {}, false};
-  const std::string start = kLt;
-  if (text.compare(0, start.size(), start) != 0) return std::nullopt;
-  std::optional<LtAlgorithm> algorithm = algorithm_of(text.substr(start.size()));
-  if (!algorithm || !lt.accepts(*algorithm)) return std::nullopt;
-  return ProductChoice{ProductChoice::Kind::lt, *algorithm, false};
+  if (text == kSmall && takes_small_product(spec)) return ProductChoice{ProductChoice::Kind::small};
+  for (LtWay& way : ways) {
+    const std::string start = way.name;
+    if (text.compare(0, start.size(), start) != 0) continue;
+    std::optional<LtAlgorithm> algorithm = algorithm_of(text.substr(start.size()));
+    if (!algorithm || !way.lt->accepts(*algorithm)) return std::nullopt;
+    lt = std::move(way.lt);
+    return ProductChoice{ProductChoice::Kind::lt, *algorithm, way.separate_epilogue, way.staged};
+  }
+  return std::nullopt;
 }
 
 // One at a time in a process: ranks that ask for the same product get the same answer.
@@ -134,28 +195,23 @@ std::map<std::string, std::string>& known_choices() {
 
 }  // namespace
 
+int64_t staged_row(const ProductSpec& spec) {
+  return in_whole_packs(spec.N, spec.type);
+}
+size_t staged_bytes(const ProductSpec& spec) {
+  return bytes_of(spec.type, spec.M * staged_row(spec));
+}
+
 ProductChoice choose(GpuDevice& device, const ProductSpec& spec, size_t alignment, std::unique_ptr<LtProduct>& lt) {
-  lt = std::make_unique<LtProduct>(device, spec, alignment);
-  ProductSpec lt_spec = spec;
   const std::lock_guard<std::mutex> lock(choices_mutex);
+  std::vector<LtWay> ways = ways_of(device, spec, alignment);
   const std::string key = key_of(device, spec, alignment);
-  const bool follows = spec.bias || spec.activation != ProductActivation::none;
-  const bool separate = follows && lt->candidates(1).empty();
-  if (separate) {
-    lt_spec = without_epilogue(spec);
-    lt = std::make_unique<LtProduct>(device, lt_spec, alignment);
-  }
   std::string& known = known_choices()[key];
   if (known.empty()) known = read_cache("cublaslt", key).value_or("");
-  std::optional<ProductChoice> choice = read_choice(known, spec, *lt);
-  if (!choice) {
-    known = fastest(device, spec, lt_spec, *lt);
-    write_cache("cublaslt", key, known);
-    choice = read_choice(known, spec, *lt);
-  }
-  if (!choice) choice = ProductChoice{};
-  choice->separate_epilogue = separate && choice->kind == ProductChoice::Kind::lt;
-  return *choice;
+  if (std::optional<ProductChoice> choice = read_choice(known, spec, ways, lt)) return *choice;
+  known = fastest(device, spec, ways);
+  write_cache("cublaslt", key, known);
+  return read_choice(known, spec, ways, lt).value_or(ProductChoice{});
 }
 
 }  // namespace fretsaw::cuda

@@ -9,8 +9,12 @@ struct ProductChoice {
   Kind kind = Kind::simple;
   LtAlgorithm algorithm;           // of lt
   bool separate_epilogue = false;  // cuBLASLt knows no algorithm with the bias and activation: they follow in a kernel of their own
+  bool staged = false;             // of lt: D goes to scratch memory in rows of whole packs, and is copied from there
 };
 
+// Of a staged D: elements from row to row, in spec.type, and the bytes of it all.
+int64_t staged_row(const ProductSpec& spec);
+size_t staged_bytes(const ProductSpec& spec);
 // `spec` has at most one batch dimension, and elements. Where the choice is lt, `lt` is what runs it.
 ProductChoice choose(GpuDevice& device, const ProductSpec& spec, size_t alignment, std::unique_ptr<LtProduct>& lt);
 

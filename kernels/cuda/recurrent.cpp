@@ -37,12 +37,13 @@ class Recurrent {
     const Dims x = *c.input_dims(0), R = *c.input_dims(2);
     ProductSpec spec;
     const int64_t width = settings_.gates * R.at(2);
+    wide_ = dtype_ == DType::float64 ? 8 : 4;
     spec.type = dtype_, spec.tf32 = c.tf32;
+    if (wide_ > bytes_of(dtype_, 1)) spec.out = DType::float32;  // what the steps add to is not rounded
     spec.M = x.at(0) * x.at(1), spec.N = width, spec.K = x.at(2);
     spec.a_row = spec.K, spec.b_row = 1, spec.b_column = spec.K;  // B is W^T
     spec.batches = {{settings_.directions, 0, width * spec.K, spec.M * width}};
     product_ = std::make_unique<Product>(gpu(c), spec);
-    wide_ = dtype_ == DType::float64 ? 8 : 4;
   }
   void run(RunContext& r);
 
@@ -56,7 +57,7 @@ class Recurrent {
   RecurrentSettings settings_;
   DType dtype_;
   std::unique_ptr<Product> product_;
-  size_t wide_;  // bytes of an element of a state
+  size_t wide_;  // bytes of an element of a state, and of a step's projected input
   char *projected_ = nullptr, *product_scratch_ = nullptr, *states_[2] = {}, *c_ = nullptr, *z_ = nullptr, *reset_h_ = nullptr;
 };
 
@@ -65,7 +66,7 @@ void Recurrent::place(RunContext& r, const RecurrentShape& shape) {
   const size_t state = static_cast<size_t>(shape.D * shape.B * shape.H) * wide_;
   const bool two_parts = cell_ == Cell::gru && !settings_.linear_before_reset;
   Pieces pieces;
-  const size_t projected = pieces.add(bytes_of(dtype_, shape.D * shape.T * shape.B * settings_.gates * shape.H));
+  const size_t projected = pieces.add(static_cast<size_t>(shape.D * shape.T * shape.B * settings_.gates * shape.H) * wide_);
   const size_t product = pieces.add(product_->scratch_bytes());
   const size_t first = pieces.add(state), second = pieces.add(state), c = pieces.add(cell_ == Cell::lstm ? state : 0);
   const size_t z = pieces.add(two_parts ? state : 0), reset_h = pieces.add(two_parts ? state : 0);

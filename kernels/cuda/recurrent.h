@@ -24,7 +24,7 @@ struct CellStep {
   const void* R;           // [D, G * H, H]
   const void* bias;        // [D, 2 * G * H]; null when left out
   const void* peephole;    // [D, 3 * H]; null when left out
-  const void* projected;   // X W^T: [D, T * B, G * H], rows in the order of X
+  const void* projected;   // X W^T: [D, T * B, G * H], rows in the order of X, in float32 (double of double)
   const int32_t* lengths;  // [B]; null when all are T
   void* h;                 // before the step
   void* next_h;            // after it

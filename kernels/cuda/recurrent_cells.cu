@@ -71,7 +71,7 @@ struct Unit {
   // X W^T of a gate, with both biases or only that of W.
   __device__ W projected(int gate, bool both_biases) const {
     const int64_t row = s.batch_first ? b * s.T + t : t * s.B + b, width = R::kAll * s.H;
-    W x = widen(static_cast<const T*>(s.projected)[(d * s.T * s.B + row) * width + gate * s.H + j]);
+    W x = static_cast<const W*>(s.projected)[(d * s.T * s.B + row) * width + gate * s.H + j];
     if (!s.bias) return x;
     x += widen(static_cast<const T*>(s.bias)[d * 2 * width + gate * s.H + j]);
     return both_biases ? x + recurrent_bias(gate) : x;

@@ -109,6 +109,9 @@ TEST_F(MatMulOnDevice, EqualsTheCpu) {
       {{1, 9000}, {9000, 64}},
       {{7, 13}, {13, 5}},
       {{129, 65}, {65, 127}},
+      {{130, 96}, {96, 2001}},
+      {{3, 96}, {96, 2001}},
+      {{2, 70, 96}, {96, 333}},
       {{1, 7}, {7, 1}},
       {{4, 1, 512}, {512, 128}},
       {{2, 3, 17, 33}, {33, 40}},
@@ -201,6 +204,20 @@ TEST_F(MatMulOnDevice, FollowersAreFused) {
   }
 }
 
+TEST_F(MatMulOnDevice, SumsOfHalvesAreCastToFloat) {
+  for (int64_t rows : {1, 6, 200}) {
+    for (int64_t columns : {256, 201, 20001}) {
+      for (DType type : {DType::float16, DType::bfloat16}) {
+        StepCase c;
+        c.add("MatMul", {c.input(random_tensor({rows, 320}, 1, type), false), c.input(random_tensor({320, columns}, 2, type), true)});
+        c.add("Cast", {nullptr}, {attribute("to", static_cast<int64_t>(DType::float32))});
+        SCOPED_TRACE(std::to_string(rows) + " rows " + std::to_string(columns) + " columns " + std::string(name_of(type)));
+        EXPECT_TRUE(c.check(*device, tolerance_of(type)));
+      }
+    }
+  }
+}
+
 TEST_F(MatMulOnDevice, WhatNoEpilogueDoesIsRefused) {
   const auto product = [](StepCase& c) {
     c.add("MatMul", {c.input(random_tensor({4, 8}, 1, DType::float32), false), c.input(random_tensor({8, 4}, 2, DType::float32), true)});
@@ -213,6 +230,10 @@ TEST_F(MatMulOnDevice, WhatNoEpilogueDoesIsRefused) {
   product(rows);
   rows.add("Add", {nullptr, rows.input(random_tensor({4, 1}, 3, DType::float32), false)});
   EXPECT_FALSE(rows.check(*device, 1e-5));
+  StepCase narrowed;
+  product(narrowed);
+  narrowed.add("Cast", {nullptr}, {attribute("to", static_cast<int64_t>(DType::float16))});
+  EXPECT_FALSE(narrowed.check(*device, 1e-5));
   product(exact_gelu);
   exact_gelu.add("Gelu", {nullptr});
   EXPECT_FALSE(exact_gelu.check(*device, 1e-5));
