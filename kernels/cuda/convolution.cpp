@@ -23,6 +23,7 @@ int64_t cells_of(const Dims& dims) {
 // W as a plan wants it, from the model's [first, second, taps].
 void pack_weights(const Convolution& c, const Dims& given, WeightForm form, const void* from, void* to, cudaStream_t stream) {
   const int64_t taps = cells_of(given);
+  if (form == WeightForm::few_channels) return pack_few_channels_weights(c, from, to, stream);
   if (form == WeightForm::taps_first) return pack_channels(c.dtype, 1, given[0], taps, given[0], false, from, to, stream);
   pack_channels(c.dtype, given[0], given[1], taps, c.w[1], false, from, to, stream);
 }
@@ -35,31 +36,37 @@ class ConvolutionKernel {
     const Convolution& convolution = step_.convolution;
     const bool same =
         !convolution.channels_last || ((cells_of(given_weights_) == 1 || given_weights_[1] == 1) && given_weights_[1] == convolution.w[1]);
-    repacks_ = plan_->weight_form() == WeightForm::taps_first || !same;
-    if (repacks_ && c.constants[1] && c.constants[1]->data) weights_ = packed_constant(gpu(c), c.constants[1]);
+    repacks_ = plan_->weight_form() != WeightForm::as_described || !same;
+    packs_x_ = step_.prepares_x && !plan_->takes_given_x();
+    if (repacks_ && c.constants[1] && c.constants[1]->count() > 0) weights_ = packed_constant(gpu(c), c.constants[1]);
   }
   bool holds_weights() const { return weights_ != nullptr; }
   void run(RunContext& r);
 
  private:
   size_t bytes(const Dims& dims) const { return rounded(bytes_of(step_.convolution.dtype, count_of(dims))); }
+  size_t weight_bytes() const {
+    const Convolution& c = step_.convolution;
+    return plan_->weight_form() == WeightForm::few_channels ? rounded(few_channels_weight_bytes(c)) : bytes(c.w);
+  }
   std::shared_ptr<void> packed_constant(GpuDevice& device, const TensorPtr& tensor) const;
 
   ConvolutionStep step_;
   Dims given_weights_;
   std::shared_ptr<ConvolutionPlan> plan_;
-  bool repacks_ = false;
+  bool repacks_ = false, packs_x_ = false;
   std::shared_ptr<void> weights_;
 };
 
 std::shared_ptr<void> ConvolutionKernel::packed_constant(GpuDevice& device, const TensorPtr& tensor) const {
   const Convolution& c = step_.convolution;
   const WeightForm form = plan_->weight_form();
-  const std::string name =
-      form == WeightForm::taps_first ? "convolution taps first" : "convolution channels last " + std::to_string(c.w[1]);
-  return device.constant(tensor, name, bytes_of(c.dtype, count_of(c.w)), [&](void* to) {
+  const std::string name = form == WeightForm::taps_first     ? "convolution taps first"
+                           : form == WeightForm::few_channels ? "convolution of few channels"
+                                                              : "convolution channels last " + std::to_string(c.w[1]);
+  return device.constant(tensor, name, weight_bytes(), [&](void* to) {
     const std::shared_ptr<void> plain(device.allocate(tensor->bytes()), [&](void* memory) { device.release(memory); });
-    device.upload(plain.get(), tensor->data, tensor->bytes());
+    device.put(plain.get(), *tensor);
     pack_weights(c, given_weights_, form, plain.get(), to, static_cast<cudaStream_t>(device.stream()));
     device.synchronize();  // before `plain` goes
   });
@@ -70,15 +77,15 @@ void ConvolutionKernel::run(RunContext& r) {
   TensorView& y = r.output(0, step_.y_dims, c.dtype, step_.y_layout);
   if (y.count() == 0) return;
   const bool packs_now = repacks_ && !weights_;
-  const size_t x_bytes = step_.prepares_x ? bytes(c.x) : 0, w_bytes = packs_now ? bytes(c.w) : 0, y_bytes = step_.copies_y ? bytes(c.y) : 0;
+  const size_t x_bytes = packs_x_ ? bytes(c.x) : 0, w_bytes = packs_now ? weight_bytes() : 0, y_bytes = step_.copies_y ? bytes(c.y) : 0;
   const size_t total = x_bytes + w_bytes + y_bytes + plan_->workspace();
   char* block = total ? static_cast<char*>(r.scratch(total)) : nullptr;
   const cudaStream_t stream = stream_of(r);
   const TensorView& x = r.input(0);
   ConvolutionAddresses at;
-  at.x = x.data;
-  if (step_.prepares_x) {
-    pack_channels(c.dtype, c.x[0], step_.channels, cells_of(c.x), c.x[1], x.layout == Layout::nhwc, x.data, block, stream);
+  at.given_x = at.x = x.data;
+  if (packs_x_) {
+    pack_channels(c.dtype, c.x[0], c.x_channels, cells_of(c.x), c.x[1], x.layout == Layout::nhwc, x.data, block, stream);
     at.x = block;
   }
   at.w = weights_ ? weights_.get() : r.input(1).data;
@@ -134,7 +141,7 @@ void read_shapes(const CompileContext& c, bool transposed, ConvolutionStep& step
   convolution.pads_begin = window.pads_begin, convolution.pads_end = window.pads_end;
   // An output_shape beyond what the window reaches: the cells past it are only bias.
   for (int64_t& pad : convolution.pads_end) pad = std::max<int64_t>(pad, 0);
-  step.channels = convolution.x[1];
+  convolution.x_channels = convolution.x[1];
 }
 
 // Tensor cores want channels last, in whole packs of 16 bytes; float32 without them is fastest in the plain layout.
@@ -147,13 +154,14 @@ void choose_layouts(const CompileContext& c, ConvolutionStep& step) {
   const bool image = step.y_dims.size() == 4;
   const int64_t pack = 16 / static_cast<int64_t>(bytes_of(convolution.dtype, 1));
   if (convolution.groups == 1 && !convolution.transposed) {
-    convolution.x[1] = convolution.w[1] = (step.channels + pack - 1) / pack * pack;
+    convolution.x[1] = convolution.w[1] = (convolution.x_channels + pack - 1) / pack * pack;
   }
   step.copies_y = !image;
-  step.prepares_x = !image || convolution.x[1] != step.channels;
+  step.prepares_x = !image || convolution.x[1] != convolution.x_channels;
   step.y_layout = image ? Layout::nhwc : Layout::plain;
   const bool offered_last = !c.offered.empty() && c.offered[0] == Layout::nhwc;
   step.x_layout = image && (!step.prepares_x || offered_last) ? Layout::nhwc : Layout::plain;
+  convolution.x_layout = step.x_layout;
 }
 
 }  // namespace

@@ -23,6 +23,9 @@ struct Convolution {
   bool transposed = false, channels_last = false, tf32 = false;
   int64_t groups = 1;
   Dims x, w, y, strides, dilations, pads_begin, pads_end;
+  // X as the program has it, whose channels may be fewer than x[1]: the rest is added before the convolution.
+  int64_t x_channels = 0;
+  Layout x_layout = Layout::plain;
   bool bias = false, residual = false;  // bias [O]; residual as Y
   FusedActivation activation;
 
@@ -35,6 +38,7 @@ struct Convolution {
 };
 
 struct ConvolutionAddresses {
+  const void* given_x = nullptr;  // as the program has it
   const void *x = nullptr, *w = nullptr, *bias = nullptr, *residual = nullptr;
   void* y = nullptr;
 };
@@ -43,6 +47,7 @@ struct ConvolutionAddresses {
 enum class WeightForm : uint8_t {
   as_described,  // by Convolution::channels_last
   taps_first,    // [K..., O]: of depthwise convolutions
+  few_channels,  // as pack_few_channels_weights makes it
 };
 
 // One way to compute a convolution.
@@ -51,6 +56,7 @@ class ConvolutionPlan {
   virtual ~ConvolutionPlan() = default;
   virtual size_t workspace() const { return 0; }
   virtual WeightForm weight_form() const { return WeightForm::as_described; }
+  virtual bool takes_given_x() const { return false; }  // and not x
   virtual void run(GpuDevice& device, const ConvolutionAddresses& at, void* workspace) = 0;
   virtual std::string saved() const = 0;  // from which restore_plan makes it again
 };
@@ -70,6 +76,12 @@ void run_direct(const Convolution& c, const ConvolutionAddresses& at, cudaStream
 // Depthwise, channels last, weights [K..., O] (convolution_depthwise.cu). Whether this one is among those it does, and the launch.
 bool has_depthwise(const Convolution& c);
 void run_depthwise(const Convolution& c, const ConvolutionAddresses& at, cudaStream_t stream);
+// Half types, up to 4 channels, channels last: from the given X (convolution_few_channels.cu). Whether this one is among those it does,
+// the bytes of the weights in its form and how they are made of [O, C, K...], and the launch.
+bool has_few_channels(const Convolution& c);
+size_t few_channels_weight_bytes(const Convolution& c);
+void pack_few_channels_weights(const Convolution& c, const void* from, void* to, cudaStream_t stream);
+void run_few_channels(const Convolution& c, const ConvolutionAddresses& at, int multiprocessors, cudaStream_t stream);
 // Y = activation(Y + bias + residual), in place (convolution_epilogue.cu).
 void run_epilogue(const Convolution& c, const ConvolutionAddresses& at, cudaStream_t stream);
 

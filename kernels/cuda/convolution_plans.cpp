@@ -13,7 +13,7 @@ using PlanPtr = std::shared_ptr<ConvolutionPlan>;
 using Plans = std::vector<PlanPtr>;
 
 // What `saved` of the plans begins with; the rest is the inner plan's.
-constexpr char kCudnn = 'c', kWithEpilogue = 'e', kWithPadding = 'p', kDepthwise = 'd', kDirect = 'x';
+constexpr char kCudnn = 'c', kWithEpilogue = 'e', kWithPadding = 'p', kDepthwise = 'd', kFewChannels = 'f', kDirect = 'x';
 
 class DirectPlan : public ConvolutionPlan {
  public:
@@ -35,6 +35,20 @@ class DepthwisePlan : public ConvolutionPlan {
     run_depthwise(convolution_, at, static_cast<cudaStream_t>(device.stream()));
   }
   std::string saved() const override { return {kDepthwise}; }
+
+ private:
+  Convolution convolution_;
+};
+
+class FewChannelsPlan : public ConvolutionPlan {
+ public:
+  explicit FewChannelsPlan(Convolution c) : convolution_(std::move(c)) {}
+  WeightForm weight_form() const override { return WeightForm::few_channels; }
+  bool takes_given_x() const override { return true; }
+  void run(GpuDevice& device, const ConvolutionAddresses& at, void*) override {
+    run_few_channels(convolution_, at, device.multiprocessors(), static_cast<cudaStream_t>(device.stream()));
+  }
+  std::string saved() const override { return {kFewChannels}; }
 
  private:
   Convolution convolution_;
@@ -146,6 +160,8 @@ PlanPtr restore_plan(GpuDevice& device, const Convolution& c, const std::string&
       return direct_plan(c);
     case kDepthwise:
       return has_depthwise(c) ? std::make_shared<DepthwisePlan>(c) : nullptr;
+    case kFewChannels:
+      return has_few_channels(c) ? std::make_shared<FewChannelsPlan>(c) : nullptr;
     case kCudnn: {
       PlanPtr plan = restored_cudnn_plan(device, rest);
       return plan ? std::make_shared<LibraryPlan>(std::move(plan)) : nullptr;
@@ -167,6 +183,7 @@ Plans candidate_plans(GpuDevice& device, const Convolution& c) {
   Plans plans;
   const size_t limit = candidates_for(c);
   if (has_depthwise(c)) plans.push_back(std::make_shared<DepthwisePlan>(c));
+  if (has_few_channels(c)) plans.push_back(std::make_shared<FewChannelsPlan>(c));
   if (!cudnn_can_describe(c)) return {direct_plan(c)};
   const size_t before = plans.size();
   add_cudnn_plans(device, c, limit, plans);

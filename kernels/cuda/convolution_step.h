@@ -14,7 +14,6 @@ struct ConvolutionStep {
   // Tensors of other ranks than 4 are never nhwc in a program: X and Y are then copied to and from channels last inside the step.
   bool copies_y = false;
   bool prepares_x = false;                                    // X is copied to channels last, or to more channels
-  int64_t channels = 0;                                       // of X in the program
   Layout x_layout = Layout::plain, y_layout = Layout::plain;  // that the step takes and leaves
 };
 

@@ -20,18 +20,20 @@ using Plans = std::vector<PlanPtr>;
 class TimingMemory {
  public:
   TimingMemory(GpuDevice& device, const Convolution& c, size_t workspace) : device_(device) {
-    const int64_t counts[] = {count_of(c.x), count_of(c.w), c.bias ? c.y[1] : 0, c.residual ? count_of(c.y) : 0, count_of(c.y)};
+    const int64_t weights = has_few_channels(c) ? static_cast<int64_t>(few_channels_weight_bytes(c) / bytes_of(c.dtype, 1)) : 0;
+    const int64_t counts[] = {count_of(c.x), std::max(count_of(c.w), weights),     c.bias ? c.y[1] : 0, c.residual ? count_of(c.y) : 0,
+                              count_of(c.y), count_of(c.x) / c.x[1] * c.x_channels};
     size_t total = workspace;
     for (int64_t n : counts) total += rounded(bytes_of(c.dtype, n));
     block_ = device.allocate(total);
-    void* pieces[5];
+    void* pieces[6];
     void* next = block_;
-    for (size_t i = 0; i < 5; ++i) {
+    for (size_t i = 0; i < 6; ++i) {
       pieces[i] = next;
       fill_noise(c.dtype, next, counts[i], static_cast<cudaStream_t>(device.stream()));
       next = static_cast<char*>(next) + rounded(bytes_of(c.dtype, counts[i]));
     }
-    at_ = {pieces[0], pieces[1], pieces[2], pieces[3], pieces[4]};
+    at_ = {pieces[5], pieces[0], pieces[1], pieces[2], pieces[3], pieces[4]};
     workspace_ = next;
   }
   ~TimingMemory() { device_.release(block_); }
@@ -56,14 +58,25 @@ std::unique_ptr<TimingMemory> timing_memory(GpuDevice& device, const Convolution
   }
 }
 
+// What a plan costs: its run, after the copy of X to more channels where it wants one.
+void run_all(GpuDevice& device, const Convolution& c, ConvolutionPlan& plan, const TimingMemory& memory) {
+  const ConvolutionAddresses& at = memory.addresses();
+  if (c.x[1] != c.x_channels && !plan.takes_given_x()) {
+    const int64_t cells = count_of(Dims(c.x.begin() + 2, c.x.end()));
+    pack_channels(c.dtype, c.x[0], c.x_channels, cells, c.x[1], c.x_layout == Layout::nhwc, at.given_x, const_cast<void*>(at.x),
+                  static_cast<cudaStream_t>(device.stream()));
+  }
+  plan.run(device, at, memory.workspace());
+}
+
 // Microseconds of a run, as it is in a captured program: launches from the host cost nothing there.
-double time_of(GpuDevice& device, ConvolutionPlan& plan, const TimingMemory& memory) {
+double time_of(GpuDevice& device, const Convolution& c, ConvolutionPlan& plan, const TimingMemory& memory) {
   constexpr int kRuns = 8, kRounds = 3;
-  plan.run(device, memory.addresses(), memory.workspace());
+  run_all(device, c, plan, memory);
   device.synchronize();
   device.begin_capture();
   try {
-    for (int i = 0; i < kRuns; ++i) plan.run(device, memory.addresses(), memory.workspace());
+    for (int i = 0; i < kRuns; ++i) run_all(device, c, plan, memory);
   } catch (...) {
     device.abandon_capture();
     throw;
@@ -82,14 +95,14 @@ double time_of(GpuDevice& device, ConvolutionPlan& plan, const TimingMemory& mem
 }
 
 // The fastest of those that run; null when none does.
-PlanPtr fastest(GpuDevice& device, const Plans& plans, const TimingMemory& memory) {
+PlanPtr fastest(GpuDevice& device, const Convolution& c, const Plans& plans, const TimingMemory& memory) {
   PlanPtr best;
   double least = 0;
   for (const PlanPtr& plan : plans) {
     try {
       double us = 0;
       if (plans.size() > 1) {
-        us = time_of(device, *plan, memory);
+        us = time_of(device, c, *plan, memory);
       } else {
         plan->run(device, memory.addresses(), memory.workspace());
         device.synchronize();
@@ -158,6 +171,7 @@ std::string Convolution::key() const {
   std::string text = std::string(transposed ? "transposed " : "") + std::string(name_of(dtype)) + (channels_last ? " last" : " first") +
                      (tf32 ? " tf32" : "") + " groups " + std::to_string(groups);
   for (const Dims* dims : {&x, &w, &y, &strides, &dilations, &pads_begin, &pads_end}) text += " " + to_string(*dims);
+  if (x_channels != x[1]) text += " of " + std::to_string(x_channels) + (x_layout == Layout::nhwc ? " last" : " first");
   text += std::string(bias ? " bias" : "") + (residual ? " residual" : "");
   text += " activation " + std::to_string(static_cast<int>(activation.kind)) + " " + std::to_string(std::bit_cast<uint32_t>(activation.a)) +
           " " + std::to_string(std::bit_cast<uint32_t>(activation.b));
@@ -177,7 +191,7 @@ PlanPtr choose_plan(GpuDevice& device, const Convolution& c) {
     size_t workspace = 0;
     for (const PlanPtr& candidate : plans) workspace = std::max(workspace, candidate->workspace());
     const std::unique_ptr<TimingMemory> memory = timing_memory(device, c, workspace);
-    plan = memory ? fastest(device, plans, *memory) : plans.front();
+    plan = memory ? fastest(device, c, plans, *memory) : plans.front();
     if (!plan) plan = direct_plan(c);
     if (memory) remember(key, plan->saved());
   }

@@ -80,11 +80,62 @@ __global__ void pool_windows(Index threads, Index packs, PoolWindow w, const Lan
   }
 }
 
+// Images with channels last and windows of K x K: all loads of a window are under way before the first is needed.
+template <PoolKind kKind, typename T, int V, int K>
+__global__ void pool_squares(uint32_t threads, uint32_t packs, PoolWindow w, const Lanes<T, V>* x, Lanes<T, V>* y) {
+  using W = WideOf<T>;
+  const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= threads) return;
+  const uint32_t pack = i % packs, place = i / packs, c = place % static_cast<uint32_t>(w.out[2]),
+                 nb = place / static_cast<uint32_t>(w.out[2]);
+  const uint32_t b = nb % static_cast<uint32_t>(w.out[1]), n = nb / static_cast<uint32_t>(w.out[1]);
+  const Line rows = line_of(w, 1, static_cast<int>(b)), columns = line_of(w, 2, static_cast<int>(c));
+  const Lanes<T, V>* image = x + static_cast<int64_t>(n) * w.in_cells() * packs + pack;
+  Lanes<T, V> values[K][K];
+#pragma unroll
+  for (int k = 0; k < K * K; ++k) {
+    const int tb = k / K, tc = k % K;
+    if (tb < rows.first || tb >= rows.last || tc < columns.first || tc >= columns.last) continue;
+    values[tb][tc] = image[(int64_t{rows.start + tb} * w.in[2] + columns.start + tc) * packs];
+  }
+  W sums[V];
+#pragma unroll
+  for (int v = 0; v < V; ++v) sums[v] = fold_start<kKind, T>();
+#pragma unroll
+  for (int k = 0; k < K * K; ++k) {
+    const int tb = k / K, tc = k % K;
+    if (tb < rows.first || tb >= rows.last || tc < columns.first || tc >= columns.last) continue;
+#pragma unroll
+    for (int v = 0; v < V; ++v) sums[v] = fold_one<kKind, W>(sums[v], widen(values[tb][tc].at[v]), w.p);
+  }
+  const auto taps = [&](const Line& line) { return W(w.includes_padding ? line.with_padding : max(0, line.last - line.first)); };
+  Lanes<T, V> result;
+#pragma unroll
+  for (int v = 0; v < V; ++v) result.at[v] = static_cast<T>(narrow<T>(fold_end<kKind, W>(sums[v], taps(rows) * taps(columns), w.p)));
+  y[i] = result;
+}
+
+// The side of a window that pool_squares takes, or 0.
+int square_side(const PoolWindow& w) {
+  const int k = w.kernel[2];
+  const bool flat = w.in[0] == 1 && w.out[0] == 1 && w.kernel[0] == 1;
+  return flat && (k == 2 || k == 3) && w.kernel[1] == k && w.dilation[1] == 1 && w.dilation[2] == 1 ? k : 0;
+}
+
 template <PoolKind kKind, typename T, int V>
 void launch(const PoolWindow& w, int64_t outer, int64_t channels, const void* x, void* y, int64_t* indices, cudaStream_t stream) {
   using L = Lanes<T, V>;
   const int64_t packs = channels / V, threads = outer * w.out_cells() * packs;
   const unsigned blocks = blocks_for(threads, kThreads);
+  if constexpr (V > 1) {
+    const int side = threads < std::numeric_limits<int32_t>::max() ? square_side(w) : 0;
+    const auto kernel = side == 2 ? pool_squares<kKind, T, V, 2> : pool_squares<kKind, T, V, 3>;
+    if (side) {
+      kernel<<<static_cast<unsigned>((threads + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
+          static_cast<uint32_t>(threads), static_cast<uint32_t>(packs), w, static_cast<const L*>(x), static_cast<L*>(y));
+      return check_launch("pool_squares");
+    }
+  }
   if (threads < std::numeric_limits<int32_t>::max()) {
     pool_windows<kKind, T, V, uint32_t><<<blocks, kThreads, 0, stream>>>(static_cast<uint32_t>(threads), static_cast<uint32_t>(packs), w,
                                                                          static_cast<const L*>(x), static_cast<L*>(y), indices);

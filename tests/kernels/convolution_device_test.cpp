@@ -106,6 +106,31 @@ TEST(ConvolutionOnDevice, DepthwiseWindows) {
   }
 }
 
+TEST(ConvolutionOnDevice, FewChannels) {
+  if (!any_device()) GTEST_SKIP() << "no device";
+  const std::vector<WindowCase> stems = {
+      {"residual network", {2, 3, 70, 66}, {64, 3, 7, 7}, 1, {2, 2}, {}, {3, 3, 3, 3}},
+      {"mobile network", {3, 3, 33, 47}, {24, 3, 3, 3}, 1, {2, 2}, {}, {0, 0, 1, 1}},
+      {"plain stride", {1, 3, 20, 21}, {72, 3, 3, 3}, 1, {}, {}, {1, 1, 1, 1}},
+      {"digits", {4, 1, 28, 28}, {32, 1, 5, 5}, 1, {}, {}, {2, 2, 2, 2}},
+      {"two channels", {1, 2, 19, 18}, {8, 2, 3, 5}, 1, {3, 1}, {}, {1, 2, 1, 2}},
+      {"patches", {2, 4, 32, 32}, {200, 4, 8, 8}, 1, {8, 8}},
+      {"a line", {2, 3, 50}, {16, 3, 9}, 1, {2}, {}, {4, 4}},
+  };
+  for (const WindowCase& c : stems) {
+    for (DType type : {DType::float16, DType::bfloat16}) {
+      for (Layout layout : {Layout::plain, Layout::nhwc}) {
+        if (layout == Layout::nhwc && c.x.size() != 4) continue;
+        const RuntimeValue x = reordered(numbers(type, c.x, -1, 1, 1), layout), w = numbers(type, c.w, -1, 1, 2);
+        const std::string name = c.name + " " + std::string(name_of(type));
+        expect_same_on_device({"Conv", {x, w, numbers(type, {c.w[0]}, -1, 1, 3)}, attributes_of(c), 1, {1, 2}},
+                              sums_of(type, count_of(c.w) / c.w[0]), name);
+        expect_same_on_device({"Conv", {x, w}, attributes_of(c)}, sums_of(type, count_of(c.w) / c.w[0]), name + " with given weights");
+      }
+    }
+  }
+}
+
 TEST(ConvolutionOnDevice, Deformable) {
   if (!any_device()) GTEST_SKIP() << "no device";
   for (DType type : kFloatTypes) {
