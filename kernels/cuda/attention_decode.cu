@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/attention_masks.cuh"
+#include "kernels/cuda/dependent_launch.cuh"
 
 namespace fretsaw::cuda {
 namespace {
@@ -123,6 +124,8 @@ __global__ void __launch_bounds__(kThreads) decode_kernel(AttentionProblem p, Sp
   const int lane = static_cast<int>(threadIdx.x) % kLanes, group = static_cast<int>(threadIdx.x) / kLanes;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   S state;
+  let_later_begin();
+  wait_for_earlier();
   float q[Rows][S::elements];
   KeyRange ranges[Rows];
   int64_t masks[Rows];
@@ -178,6 +181,8 @@ __global__ void join_parts(AttentionProblem p, int splits, const float* parts) {
   const int64_t row = blockIdx.x;
   const int i = static_cast<int>(row % p.S), h = static_cast<int>(row / p.S % p.H), b = static_cast<int>(row / p.S / p.H);
   const int line = p.V + kPartExtra;
+  let_later_begin();
+  wait_for_earlier();
   parts += row * splits * line;
   float largest = -INFINITY, total = 0;
   for (int s = 0; s < splits; ++s) largest = fmaxf(largest, parts[s * line + p.V]);
@@ -213,15 +218,13 @@ template <typename T, int Depth>
 void launch(const AttentionProblem& p, const Split& s, float* parts, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(int64_t{p.B} * p.G * s.row_groups * s.splits);
   if (s.rows == 1)
-    decode_kernel<T, Depth, 1><<<blocks, kThreads, 0, stream>>>(p, s, parts);
+    launch_dependent(decode_kernel<T, Depth, 1>, blocks, kThreads, stream, p, s, parts);
   else if (Depth == 256 || s.rows == 2)
-    decode_kernel<T, Depth, 2><<<blocks, kThreads, 0, stream>>>(p, s, parts);
+    launch_dependent(decode_kernel<T, Depth, 2>, blocks, kThreads, stream, p, s, parts);
   else
-    decode_kernel<T, Depth, Depth == 256 ? 2 : 4><<<blocks, kThreads, 0, stream>>>(p, s, parts);
-  check_launch("decode_kernel");
+    launch_dependent(decode_kernel < T, Depth, Depth == 256 ? 2 : 4 >, blocks, kThreads, stream, p, s, parts);
   if (s.splits == 1) return;
-  join_parts<T><<<static_cast<unsigned>(int64_t{p.B} * p.H * p.S), 128, 0, stream>>>(p, s.splits, parts);
-  check_launch("join_parts");
+  launch_dependent(join_parts<T>, static_cast<unsigned>(int64_t{p.B} * p.H * p.S), 128, stream, p, s.splits, parts);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/dependent_launch.cuh"
 #include "kernels/cuda/matmul_epilogue.cuh"
 #include "kernels/cuda/matmul_small.h"
 
@@ -37,6 +38,7 @@ struct SmallArguments {
   int64_t N, K, line;  // of B: elements from line to line
   int64_t part;        // of K, of one block
   const T *a, *b;
+  bool constant_b;
 };
 
 template <typename T, int M>
@@ -83,7 +85,10 @@ __global__ void __launch_bounds__(kThreads) multiply_rows(SmallArguments<T> p, E
   const int64_t begin = cluster.block_rank() * p.part, end = begin + p.part < p.K ? begin + p.part : p.K;
   float sums[M][V] = {};
   Bits16<T> next[U];
+  let_later_begin();
+  if (!p.constant_b) wait_for_earlier();
   load_rows<T, M>(next, p, begin + group, end, column);
+  wait_for_earlier();
   for (int64_t chunk = begin; chunk < end; chunk += kStaged) {
     const int rows = static_cast<int>(end - chunk < kStaged ? end - chunk : kStaged), padded = (rows + kBatch - 1) / kBatch * kBatch;
     __syncthreads();
@@ -137,12 +142,12 @@ void launch_rows(SmallArguments<T> p, const Epilogue<T>& epilogue, int multiproc
   config.gridDim = dim3(static_cast<unsigned>(parts), static_cast<unsigned>(tiles), 1);
   config.blockDim = dim3(kThreads, 1, 1);
   config.stream = stream;
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = static_cast<unsigned>(parts);
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
+  cudaLaunchAttribute attributes[2] = {{}, dependent_attribute()};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim.x = static_cast<unsigned>(parts);
+  attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+  config.attrs = attributes;
+  config.numAttrs = 2;
   FRETSAW_CUDA_CHECK(cudaLaunchKernelEx(&config, multiply_rows<T, M>, p, epilogue));
 }
 
@@ -160,6 +165,8 @@ __global__ void __launch_bounds__(kThreads) multiply_columns(SmallArguments<T> p
   const int64_t n0 = (blockIdx.x * int64_t{groups} + group) * C;
   float sums[C][M] = {};
   const int64_t step = warps_of_group * 32 * V;
+  let_later_begin();
+  if (!p.constant_b) wait_for_earlier();
   for (int64_t k0 = (part * 32 + lane) * V; k0 < p.K; k0 += step * U) {
     Bits16<T> weights[U][C];
 #pragma unroll
@@ -167,6 +174,7 @@ __global__ void __launch_bounds__(kThreads) multiply_columns(SmallArguments<T> p
       const int64_t k = k0 + i / C * step, n = n0 + i % C;
       if (k < p.K && n < p.N) weights[i / C][i % C] = load_bits_once(p.b + n * p.line + k);
     }
+    wait_for_earlier();  // costs nothing after the first time
 #pragma unroll
     for (int i = 0; i < U * M; ++i) {
       const int64_t k = k0 + i / M * step;
@@ -176,6 +184,7 @@ __global__ void __launch_bounds__(kThreads) multiply_columns(SmallArguments<T> p
       for (int j = 0; j < V * C; ++j) sums[j % C][i % M] += factor.at(j / C) * weights[i / M][j % C].at(j / C);
     }
   }
+  wait_for_earlier();  // threads without a part of K
 #pragma unroll
   for (int i = 0; i < C * M; ++i) {
     float sum = sums[i / M][i % M];
@@ -199,16 +208,15 @@ void launch_columns(const SmallArguments<T>& p, const Epilogue<T>& epilogue, int
   int warps = 1;
   while (warps < kWarps && groups * warps < 4 * multiprocessors * kWarps && p.K >= int64_t{64} * warps * Bits16<T>::size) warps *= 2;
   const int64_t blocks = (groups * warps + kWarps - 1) / kWarps;
-  multiply_columns<T, M><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(p, warps, epilogue);
-  check_launch("multiply_columns");
+  launch_dependent(multiply_columns<T, M>, static_cast<unsigned>(blocks), kThreads, stream, p, warps, epilogue);
 }
 
 template <typename T, int M>
 void launch(const ProductSpec& spec, const ProductOperands& o, int multiprocessors, cudaStream_t stream) {
   const bool rows = spec.b_column == 1;
   const SmallArguments<T> p{
-      static_cast<int>(spec.M),   static_cast<int>(spec.a_row), spec.N, spec.K, rows ? spec.b_row : spec.b_column, spec.K,
-      static_cast<const T*>(o.a), static_cast<const T*>(o.b)};
+      static_cast<int>(spec.M),   static_cast<int>(spec.a_row), spec.N,         spec.K, rows ? spec.b_row : spec.b_column, spec.K,
+      static_cast<const T*>(o.a), static_cast<const T*>(o.b),   spec.constant_b};
   if (rows)
     launch_rows<T, M>(p, epilogue_of<T>(spec, o), multiprocessors, stream);
   else

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <map>
 
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/nvrtc.h"
 #include "kernels/cuda/pointwise_operators.h"
 #include "kernels/cuda/pointwise_plan.h"
@@ -57,8 +57,11 @@ class ReadyStep {
     if (step_.blocks == 0) return;
     step_.arguments.back() = low_bits % 16 == 0;
     void* arguments[] = {step_.arguments.data()};
-    FRETSAW_CUDA_CHECK(cudaLaunchKernel(reinterpret_cast<const void*>(kernel_), dim3(static_cast<unsigned>(step_.blocks)),
-                                        dim3(step_.threads), arguments, 0, stream_of(r)));
+    cudaLaunchAttribute attribute = dependent_attribute();
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(static_cast<unsigned>(step_.blocks)), config.blockDim = dim3(step_.threads), config.stream = stream_of(r);
+    config.attrs = &attribute, config.numAttrs = 1;
+    FRETSAW_CUDA_CHECK(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel_), arguments));
   }
 
  private:

@@ -80,7 +80,7 @@ class PointPrinter {
   std::string source() const {
     std::string text = fmt::format("extern \"C\" __global__ void __launch_bounds__({}) {}(const __grid_constant__ Arguments a) {{\n",
                                    block_threads, name());
-    text += fmt::format("typedef {} I;\n", space_.plan.wide() ? "unsigned long long" : "unsigned");
+    text += fmt::format("begin_beside_earlier();\ntypedef {} I;\n", space_.plan.wide() ? "unsigned long long" : "unsigned");
     text += fmt::format("const I first = (I(blockIdx.x) * {}u + threadIdx.x) * {}u, count = I(a.count);\n", block_threads, vector_);
     text +=
         fmt::format("if (first >= count) return;\nconst I left = count - first;\nconst bool whole = a.aligned && left >= {}u;\n", vector_);

@@ -163,6 +163,15 @@ struct Float8E8M0 {
 const char* const pointwise_accesses = R"cuda(
 namespace fretsaw {
 
+// A kernel may begin while the one before it still ends, and the next one may do the same (kernels/cuda/dependent_launch.cuh): it waits
+// before it touches memory.
+FN void begin_beside_earlier() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Neighbours in memory, read and written at once where they are aligned.
 template <typename S, int kCount> struct alignas(sizeof(S) * kCount < 16 ? sizeof(S) * kCount : 16) Pack { S at[kCount]; };
 

@@ -70,7 +70,7 @@ class RowPrinter {
   std::string source() const {
     std::string text = fmt::format("extern \"C\" __global__ void __launch_bounds__({}) {}(const __grid_constant__ Arguments a) {{\n",
                                    shape_.block, name());
-    text += "typedef unsigned long long I;\nconst bool whole = a.aligned;\n";
+    text += "begin_beside_earlier();\ntypedef unsigned long long I;\nconst bool whole = a.aligned;\n";
     text += fmt::format("const unsigned lane = threadIdx.x % {0}u, place = blockIdx.x * {1}u + threadIdx.x / {0}u;\n", shape_.threads,
                         shape_.block / shape_.threads);
     // Threads without a row of their own compute the last one again, for the folds take all threads of a warp.

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/cuda/dependent_launch.cuh"
 #include "kernels/cuda/element_packs.cuh"
 #include "kernels/cuda/index_math.h"
 #include "kernels/cuda/strided_copy.h"
@@ -38,6 +39,8 @@ struct Gather {
 template <typename T, int kElements, typename Index>
 __global__ void __launch_bounds__(kThreads) gather_packs(Gather<Index> gather, T* to, const T* from, int64_t step, Index packs) {
   constexpr int kUnroll = kElements == 1 ? 4 : 1;
+  let_later_begin();
+  wait_for_earlier();
   Lanes<T, kElements> read[kUnroll];
   const Index first = static_cast<Index>(blockIdx.x) * (kThreads * kUnroll) + threadIdx.x;
 #pragma unroll
@@ -65,9 +68,8 @@ void launch_gather(const StridedCopy& copy, int64_t count, cudaStream_t stream) 
     gather.strides[k] = last ? copy.from_strides[k] * kElements : copy.from_strides[k];
   }
   const int64_t packs = count / kElements, each = int64_t{kThreads} * (kElements == 1 ? 4 : 1);
-  gather_packs<T, kElements, Index><<<static_cast<unsigned>((packs + each - 1) / each), kThreads, 0, stream>>>(
-      gather, static_cast<T*>(copy.to), static_cast<const T*>(copy.from), copy.from_strides.back(), static_cast<Index>(packs));
-  check_launch("strided copy");
+  launch_dependent(gather_packs<T, kElements, Index>, static_cast<unsigned>((packs + each - 1) / each), kThreads, stream, gather,
+                   static_cast<T*>(copy.to), static_cast<const T*>(copy.from), copy.from_strides.back(), static_cast<Index>(packs));
 }
 
 bool aligned(const void* address, size_t bytes) {
@@ -132,6 +134,8 @@ constexpr int kPartUnroll = 4;
 
 template <typename T, bool kJoin, typename Index>
 __global__ void __launch_bounds__(kThreads) move_parts(PartTable<Index> table, T* rows, Index pitch) {
+  let_later_begin();
+  wait_for_earlier();
   int part = 0;
   while (part + 1 < table.parts && blockIdx.x >= table.first_block[part + 1]) ++part;
   T* memory = static_cast<T*>(table.memory[part]);
@@ -174,9 +178,8 @@ void launch_parts(void* rows, int64_t pitch, int64_t outer, const std::vector<Ro
       table.first_block[i] = static_cast<unsigned>(blocks);
       blocks += (outer * part.length / kUnit + kBlock - 1) / kBlock;
     }
-    move_parts<T, kJoin, Index>
-        <<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(table, static_cast<T*>(rows), static_cast<Index>(pitch / kUnit));
-    check_launch(kJoin ? "joining of parts" : "splitting into parts");
+    launch_dependent(move_parts<T, kJoin, Index>, static_cast<unsigned>(blocks), kThreads, stream, table, static_cast<T*>(rows),
+                     static_cast<Index>(pitch / kUnit));
   }
 }
 
