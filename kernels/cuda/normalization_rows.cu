@@ -5,6 +5,7 @@
 #include "kernels/cpu/element_copy.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/normalization.h"
+#include "kernels/cuda/pointwise.h"
 #include "kernels/cuda/row_registers.cuh"
 #include "kernels/cuda/strided_copy.h"
 
@@ -212,8 +213,8 @@ std::string unsupported_row_norm(const CompileContext& c) {
 }  // namespace
 
 void register_row_normalization(KernelRegistry& registry) {
-  registry.add({.op = "LayerNormalization", .make = make_row_norm<true>, .unsupported = unsupported_row_norm, .follows = true});
-  registry.add({.op = "RMSNormalization", .make = make_row_norm<false>, .unsupported = unsupported_row_norm, .follows = true});
+  registry.add(with_row_steps({.op = "LayerNormalization", .make = make_row_norm<true>, .unsupported = unsupported_row_norm}));
+  registry.add(with_row_steps({.op = "RMSNormalization", .make = make_row_norm<false>, .unsupported = unsupported_row_norm}));
 }
 
 }  // namespace fretsaw::cuda

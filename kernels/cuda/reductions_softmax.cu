@@ -1,5 +1,6 @@
 // Softmax, LogSoftmax and Hardmax along one axis: rows in registers where they are neighbours and fit, otherwise columns read twice.
 #include "kernels/cpu/element_copy.h"
+#include "kernels/cuda/pointwise.h"
 #include "kernels/cuda/row_registers.cuh"
 #include "kernels/cuda/softmax.cuh"
 
@@ -118,12 +119,9 @@ void launch_softmax(SoftmaxKind kind, DType type, const void* x, void* y, const 
 }
 
 void register_softmax(KernelRegistry& registry) {
-  const auto add = [&](const char* op, CompiledKernel (*make)(const CompileContext&), bool follows) {
-    registry.add({.op = op, .make = make, .unsupported = refuse_other_floats, .follows = follows});
-  };
-  add("Softmax", make_softmax<SoftmaxKind::softmax>, true);
-  add("LogSoftmax", make_softmax<SoftmaxKind::log_softmax>, true);
-  add("Hardmax", make_softmax<SoftmaxKind::hardmax>, false);
+  registry.add(with_row_steps({.op = "Softmax", .make = make_softmax<SoftmaxKind::softmax>, .unsupported = refuse_other_floats}));
+  registry.add(with_row_steps({.op = "LogSoftmax", .make = make_softmax<SoftmaxKind::log_softmax>, .unsupported = refuse_other_floats}));
+  registry.add({.op = "Hardmax", .make = make_softmax<SoftmaxKind::hardmax>, .unsupported = refuse_other_floats});
 }
 
 }  // namespace fretsaw::cuda
