@@ -46,7 +46,7 @@ def add_common(parser):
     parser.add_argument("--precision", default="fp16", help="of start")
     parser.add_argument("--meshes", type=mesh_list, help='"pipeline=2;tensor=2;data=2", which is what two GPUs do without it')
     parser.add_argument("--jobs", type=int, default=6, help="commands side by side, of zoo and meshes")
-    parser.add_argument("--parts", action="store_true", help="of speed: the slowest parts of a model that falls short")
+    parser.add_argument("--parts", action="store_true", help="of speed: the slowest parts of each model")
     parser.add_argument("--prepare-limit", type=float, default=300, help="seconds for PyTorch's exports and compilations")
     parser.add_argument("--only-big", action="store_true", help="of memory: only the models that one GPU can't hold")
     parser.add_argument("--big-limit", type=float, default=400, help="seconds for the model that two GPUs hold")

@@ -161,7 +161,7 @@ def measure(arguments, fretsaw, report, worker, number, case, folder):
     if difference is None or difference > max(AGREE, 1.5 * own):
         return report.failed("speed", name, "results differ: " + remark)
     report.row("speed", name, best / ours, case.wanted, at_most=False, remark=remark, peer_ms=times, fretsaw=bench.json, difference=difference)
-    if arguments.parts and best / ours < case.wanted:
+    if arguments.parts:
         for line in slowest_parts(fretsaw, model, data, options):
             report.note(line)
     return best / ours
