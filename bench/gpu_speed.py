@@ -120,7 +120,7 @@ def precision_options(case):
 
 
 def slowest_parts(fretsaw, model, data, options, most=8):
-    """Lines about the operators that take the longest in a step, each alone on the device."""
+    """Lines about the operators that take the longest in a step, each alone on the device, and about the longest single ones."""
     with tempfile.TemporaryDirectory() as folder:
         trace = os.path.join(folder, "trace.json")
         done = fretsaw("run", model, "--inputs", data, "--warmup", 3, "--trace", trace, *options)
@@ -133,7 +133,9 @@ def slowest_parts(fretsaw, model, data, options, most=8):
         parts[event["cat"]].append(event["dur"] / 1e3)
     whole = sum(map(sum, parts.values())) or 1.0
     longest = sorted(parts.items(), key=lambda part: -sum(part[1]))[:most]
-    return [f"{op:24} {len(ms):4} of them {sum(ms):8.3f} ms {100 * sum(ms) / whole:5.1f}%, the longest {max(ms):.3f} ms" for op, ms in longest]
+    lines = [f"{op:24} {len(ms):4} of them {sum(ms):8.3f} ms {100 * sum(ms) / whole:5.1f}%, the longest {max(ms):.3f} ms" for op, ms in longest]
+    single = sorted(events, key=lambda event: -event["dur"])[:most]
+    return lines + [f"  {event['dur'] / 1e3:.3f} ms: {event['cat']} {event['name']}"[:120] for event in single]
 
 
 def measure(arguments, fretsaw, report, worker, number, case, folder):
