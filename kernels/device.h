@@ -15,6 +15,9 @@
 
 namespace fretsaw {
 
+struct JoinedTensors;
+class RandomWeights;
+
 // A point in a device's stream. Other devices' streams can wait for it.
 class DeviceEvent {
  public:
@@ -54,6 +57,7 @@ class Device {
   // `count` rows of `row_bytes`, whose beginnings are `to_stride` and `from_stride` bytes apart.
   virtual void copy_rows(void* to, size_t to_stride, const void* from, size_t from_stride, size_t row_bytes, size_t count) = 0;
   virtual void clear(void* to, size_t bytes) = 0;                          // zeros
+  virtual void make_random(void* to, const RandomWeights& weights) = 0;    // the same numbers as on the host
   virtual void reorder(const TensorView& from, const TensorView& to) = 0;  // between the layouts plain and nhwc
   virtual void synchronize() = 0;                                          // waits for all work; throws when some of it failed
 
@@ -72,9 +76,14 @@ class Device {
   // work on the stream) and shared by all who hold it. "" is the tensor's own bytes.
   std::shared_ptr<void> constant(const TensorPtr& tensor, const std::string& form, size_t bytes, const std::function<void(void*)>& fill);
   std::shared_ptr<void> constant(const TensorPtr& tensor);
+  bool holds(const TensorPtr& tensor) const;  // whether its own bytes are here already
   int64_t constant_bytes() const { return constant_bytes_; }
+  // The tensor's own bytes in device memory: uploaded, or made. What the device can't make comes from the host piece by piece.
+  void put(void* to, const Tensor& tensor);
 
  private:
+  void put_side_by_side(void* to, const Tensor& tensor, const JoinedTensors& joined);
+  void put_in_pieces(void* to, const Tensor& tensor);
   struct Constant {
     std::weak_ptr<const void> tensor;
     std::weak_ptr<void> memory;
@@ -83,7 +92,11 @@ class Device {
   int64_t constant_bytes_ = 0;
 };
 
+// Whether the node looks at the dimensions of its input alone: it runs on the host wherever the input is, and misses no kernel.
+bool reads_only_dims(const Node& node);
 // Why the operator of this node (or fused step) has no kernel on `context.device`; "" when it has one.
 std::string why_unsupported_on_device(const CompileContext& context);
+// The same of the device whose kernels these are; it need not be there.
+std::string why_unsupported(const KernelRegistry& kernels, const CompileContext& context);
 
 }  // namespace fretsaw

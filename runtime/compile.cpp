@@ -36,7 +36,7 @@ class Compiler {
     for (const Value* v : graph.outputs) graph_outputs_.insert(v);
     add_inputs(templates);
     if (device_) {
-      host_ = find_host_nodes(graph, *device_, rank_.tf32);
+      host_ = find_host_nodes(graph, device_->kernels(), device_, rank_.tf32);
       program_->fallbacks = host_.fallbacks;
     }
     for (const auto& unit : device_ ? device_steps(graph, host_, consumers_, graph_outputs_, *device_, rank_.tf32) : units(graph))
@@ -47,6 +47,7 @@ class Compiler {
     }
     if (device_) inputs_first();
     place_values(*program_, overwrites_);
+    if (device_) check_device_memory();
     connect();
     if (device_) find_segments();
     return std::move(program_);
@@ -204,8 +205,11 @@ class Compiler {
   }
 
   CompileContext context(const Unit& unit) {
+    const bool on_device = runs_on_device(unit);
     CompileContext c =
-        runs_on_device(unit) ? device_context(unit, consumers_, graph_outputs_, *device_, rank_.tf32) : make_context(unit, rank_.threads);
+        on_device ? device_context(unit, consumers_, graph_outputs_, *device_, rank_.tf32) : make_context(unit, rank_.threads);
+    if (!on_device)
+      for (TensorPtr& constant : c.constants) constant = readable(constant, rank_);
     for (size_t i = 0; i < c.inputs.size(); ++i) {
       if (c.inputs[i] && !c.constants[i]) c.offered[i] = slot_at(main_slot(c.inputs[i])).layout;
     }
@@ -280,7 +284,7 @@ class Compiler {
       }
       Layout wanted = i < step.kernel.input_layouts.size() ? step.kernel.input_layouts[i] : Layout::plain;
       const bool on_host = !step.on_device || contains(host_inputs, i);
-      step.inputs.push_back(device_ && !step.on_device && reads_only_dims(unit)
+      step.inputs.push_back(device_ && !step.on_device && reads_only_dims(*unit.front())
                                 ? main_slot(c.inputs[i])
                                 : slot_in(c.inputs[i], wanted, on_host ? Memory::host : Memory::device));
     }
@@ -350,10 +354,6 @@ class Compiler {
     add_step(std::move(step));
   }
 
-  static bool reads_only_dims(const Unit& unit) {
-    return unit.front()->domain.empty() && (unit.front()->op == "Shape" || unit.front()->op == "Size");
-  }
-
   // Inputs go up before anything else, so that what follows is one segment.
   void inputs_first() {
     std::vector<std::pair<Step, int>> first, rest;
@@ -391,6 +391,24 @@ class Compiler {
         return false;
     }
     return std::all_of(step.outputs.begin(), step.outputs.end(), in_place);
+  }
+
+  // What the program needs beyond what the rank has on the device: constants that are still to be put there, and a larger arena.
+  void check_device_memory() {
+    int64_t constants = 0;
+    std::unordered_set<TensorPtr> counted;
+    for (size_t i = 0; i < constants_.size(); ++i) {
+      const TensorPtr& tensor = constants_[i];
+      if (!tensor || program_->slots[i].memory != Memory::device || !counted.insert(tensor).second) continue;
+      if (!device_->holds(tensor)) constants += static_cast<int64_t>(tensor->bytes());
+    }
+    const auto arena = static_cast<int64_t>(program_->device_arena_bytes);
+    const auto held = static_cast<int64_t>(rank_.device_memory->arena(0).bytes());  // it goes when a larger one is made
+    const int64_t values = arena > held ? arena : 0, available = static_cast<int64_t>(device_->free_bytes()) + (values > 0 ? held : 0);
+    if (constants + values <= available) return;
+    throw Error(device_->name() + " needs " + gibibytes(constants) + " for weights and " + gibibytes(values) +
+                    " for values between nodes, and " + gibibytes(available) + " of its memory are free",
+                "use smaller inputs, more micro-batches, more stages or more devices", ErrorCode::device);
   }
 
   // Values and pointers to them, once their number is known.
@@ -441,7 +459,7 @@ class Compiler {
 std::unique_ptr<Program> compile_program(const Model& model, const std::vector<Value*>& inputs, const std::vector<InputSpec>& specs,
                                          const std::set<std::string>& distrusted, RankContext& rank, std::shared_ptr<Device> device) {
   ++rank.compiled_programs;
-  Specialised specialised = specialise(model, inputs, specs, distrusted, rank, device.get());
+  Specialised specialised = specialise(model, inputs, specs, distrusted, rank, device ? &device->kernels() : nullptr);
   return Compiler(std::move(specialised), *model.graph, rank, std::move(device)).run(inputs);
 }
 

@@ -12,10 +12,11 @@
 namespace fretsaw {
 namespace {
 
-std::string gibibytes(double bytes) {
-  const double tenths = bytes / double(1 << 30) * 10;
-  return std::to_string(static_cast<int64_t>(tenths) / 10) + "." + std::to_string(static_cast<int64_t>(tenths) % 10) + " GiB";
-}
+// What the ranks on one device need of its memory.
+struct Need {
+  Device* device = nullptr;
+  int64_t bytes = 0, available = 0;
+};
 
 }  // namespace
 
@@ -50,18 +51,24 @@ DeviceGroup open_devices(const std::vector<int>& chosen, int ranks) {
 }
 
 void check_device_memory(const DeviceGroup& group, const std::vector<std::unique_ptr<Rank>>& ranks) {
-  std::map<int, int64_t> needed;  // by device
-  for (size_t r = 0; r < group.devices.size(); ++r) needed[group.devices[r]->index()] += ranks[r]->report().weight_bytes;
+  std::map<int, Need> needs;
   for (size_t r = 0; r < group.devices.size(); ++r) {
-    Device& device = *group.devices[r];
-    device.use();
-    const auto available = static_cast<int64_t>(device.free_bytes());
-    const int64_t wanted = needed[device.index()];
-    if (wanted <= available) continue;
-    throw Error("the weights of the ranks on " + device.name() + " need " + gibibytes(static_cast<double>(wanted)) + ", and " +
-                    gibibytes(static_cast<double>(available)) + " of its memory are free",
-                "use more devices (--mesh), or a smaller type (--precision bf16)", ErrorCode::device);
+    Need& need = needs[group.devices[r]->index()];
+    need.device = group.devices[r].get();
+    need.bytes += ranks[r]->report().weight_bytes;
   }
+  std::string told;
+  bool fits = true;
+  for (auto& [index, need] : needs) {
+    need.device->use();
+    need.available = static_cast<int64_t>(need.device->free_bytes());
+    fits &= need.bytes <= need.available;
+    told += (told.empty() ? "" : ", ") + need.device->name() + " needs " + gibibytes(need.bytes) + " and has " + gibibytes(need.available) +
+            " free";
+  }
+  if (fits) return;
+  throw Error("the weights do not fit on the devices: " + told, "use more devices (--mesh), or a smaller type (--precision bf16)",
+              ErrorCode::device);
 }
 
 }  // namespace fretsaw

@@ -16,9 +16,6 @@ constexpr int64_t host_elements = 4096;  // integers beyond this are data
 bool runs_everywhere(const Node& node) {
   return is_control_flow(node) || is_collective(node);
 }
-bool reads_only_dims(const Node& node) {
-  return node.domain.empty() && (node.op == "Shape" || node.op == "Size");
-}
 
 bool is_small_integers(const Value& v) {
   const DType dtype = v.constant ? v.constant->dtype : v.type.dtype;
@@ -30,7 +27,8 @@ bool is_small_integers(const Value& v) {
 // Walks from the last node to the first, so that it is known of each value whether the host needs it.
 class HostSearch {
  public:
-  HostSearch(const Graph& graph, Device& device, bool tf32) : device_(device), tf32_(tf32) {
+  HostSearch(const Graph& graph, const KernelRegistry& kernels, Device* device, bool tf32)
+      : kernels_(kernels), device_(device), tf32_(tf32) {
     for (auto it = graph.nodes.rbegin(); it != graph.nodes.rend(); ++it) visit(**it);
     std::reverse(found_.fallbacks.begin(), found_.fallbacks.end());
   }
@@ -56,14 +54,14 @@ class HostSearch {
       for (const Value* v : node.inputs) need(v);
       return;
     }
-    for (size_t i : device_.kernels().find(node.op, node.domain)->host_inputs) need(node.input(i));
+    for (size_t i : kernels_.find(node.op, node.domain)->host_inputs) need(node.input(i));
   }
 
   std::string reason_against(const Node& node) {
     CompileContext c = make_context({&node}, 1);
-    c.device = &device_;
+    c.device = device_;
     c.tf32 = tf32_;
-    return why_unsupported_on_device(c);
+    return why_unsupported(kernels_, c);
   }
   bool makes_host_integers(const Node& node) const {
     const auto fits = [](const Value* v) { return !v || is_small_integers(*v); };
@@ -74,7 +72,8 @@ class HostSearch {
     if (v && !v->constant) needed_.insert(v);
   }
 
-  Device& device_;
+  const KernelRegistry& kernels_;
+  Device* device_;
   bool tf32_;
   HostNodes found_;
   std::unordered_set<const Value*> needed_;
@@ -180,8 +179,8 @@ class StepGrower {
 
 }  // namespace
 
-HostNodes find_host_nodes(const Graph& graph, Device& device, bool tf32) {
-  return HostSearch(graph, device, tf32).take();
+HostNodes find_host_nodes(const Graph& graph, const KernelRegistry& kernels, Device* device, bool tf32) {
+  return HostSearch(graph, kernels, device, tf32).take();
 }
 
 CompileContext device_context(const std::vector<const Node*>& nodes, const Consumers& consumers,

@@ -20,7 +20,8 @@ struct HostNodes {
   std::unordered_set<const Node*> nodes;
   std::vector<HostFallback> fallbacks;
 };
-HostNodes find_host_nodes(const Graph& graph, Device& device, bool tf32);
+// `kernels`: the device's. It is null where the device need not be there.
+HostNodes find_host_nodes(const Graph& graph, const KernelRegistry& kernels, Device* device, bool tf32);
 
 // What the step `nodes` (a node, or several that run as one) is told. Its outputs are the values that somebody outside takes.
 CompileContext device_context(const std::vector<const Node*>& nodes, const Consumers& consumers,

@@ -5,6 +5,7 @@
 #include "graph/catalogue.h"
 #include "graph/communication_schemas.h"
 #include "graph/errors.h"
+#include "graph/tensor_bytes.h"
 #include "runtime/program.h"
 
 namespace fretsaw {
@@ -72,9 +73,17 @@ size_t alignment_of(DType dtype) {
 
 }  // namespace
 
+TensorPtr readable(const TensorPtr& tensor, RankContext& rank) {
+  if (!tensor || tensor->data || !tensor->generate) return tensor;
+  TensorPtr& made = rank.made_constants[tensor];
+  if (!made) made = with_bytes(tensor);
+  return made;
+}
+
 // Kernels read constants where they lie, in the mapped file mostly; only those at odd addresses are copied, once for a rank.
-void from_constant(const TensorPtr& tensor, RuntimeValue& value, RankContext* rank) {
+void from_constant(const TensorPtr& given, RuntimeValue& value, RankContext* rank) {
   static std::max_align_t nothing{};
+  const TensorPtr tensor = rank ? readable(given, *rank) : with_bytes(given);
   value.kind = RuntimeValue::Kind::tensor;
   value.tensor = {tensor->dtype, tensor->dims, nullptr, Layout::plain};
   value.owner = std::const_pointer_cast<void>(std::shared_ptr<const void>(tensor, tensor.get()));
@@ -133,10 +142,12 @@ bool evaluate_node(const Node& node, const std::vector<TensorPtr>& inputs, int t
     if (v && v->type.kind != Type::Kind::tensor && v->type.kind != Type::Kind::unknown) return false;
   }
   CompileContext c = make_context({&node}, threads);
-  c.constants = inputs;
   for (size_t i = 0; i < inputs.size(); ++i) {
+    c.constants[i] = nullptr;
     if (!inputs[i]) continue;
     if (inputs[i]->is_missing()) return false;
+    if (inputs[i]->generate && inputs[i]->bytes() > limit_bytes) return false;
+    c.constants[i] = with_bytes(inputs[i]);
     c.input_types[i] = Type::tensor(inputs[i]->dtype, shape_of(inputs[i]->dims));
   }
   if (record->unsupported && !record->unsupported(c).empty()) return false;
@@ -144,7 +155,7 @@ bool evaluate_node(const Node& node, const std::vector<TensorPtr>& inputs, int t
   std::vector<RuntimeValue*> in_pointers(inputs.size(), nullptr), out_pointers(node.outputs.size(), nullptr);
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!inputs[i]) continue;
-    from_constant(inputs[i], in[i], nullptr);
+    from_constant(c.constants[i], in[i], nullptr);
     in_pointers[i] = &in[i];
   }
   for (size_t i = 0; i < node.outputs.size(); ++i) {

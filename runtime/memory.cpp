@@ -31,6 +31,11 @@ void AllocationCount::add(size_t size) {
   }
 }
 
+std::string gibibytes(int64_t bytes) {
+  const double tenths = static_cast<double>(bytes) / (1 << 30) * 10;
+  return std::to_string(static_cast<int64_t>(tenths) / 10) + "." + std::to_string(static_cast<int64_t>(tenths) % 10) + " GiB";
+}
+
 Block::Block(size_t bytes, std::shared_ptr<AllocationCount> count, Device* device)
     : bytes_(bytes), count_(std::move(count)), device_(device) {
   if (device_) {

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "kernels/tensor_view.h"
@@ -21,6 +22,8 @@ struct AllocationCount {
   void add(size_t size);
   void remove(size_t size) { bytes -= static_cast<int64_t>(size); }
 };
+
+std::string gibibytes(int64_t bytes);  // "12.3 GiB"
 
 // 64-byte aligned memory from the system, or the device's memory where there is one, counted. Throws Error (code device) when there is
 // none.

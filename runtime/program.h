@@ -7,6 +7,7 @@
 #pragma once
 #include <cstdint>
 #include <list>
+#include <map>
 #include <memory>
 #include <set>
 #include <span>
@@ -64,6 +65,7 @@ struct RankContext {
   std::vector<Folded> folded;
   MergedWeights merged_weights;                                              // of products that run as one on a device
   std::unordered_map<const void*, std::shared_ptr<void>> aligned_constants;  // copies of constants that lie at odd addresses
+  std::map<TensorPtr, TensorPtr> made_constants;                             // with their bytes, of those that had only a generator
 };
 
 // One edge of a program: what is known about it when the program is compiled.
@@ -192,9 +194,9 @@ struct Specialised {
   std::shared_ptr<Model> model;
   std::vector<Value*> inputs;  // null: compiled in, or nothing reads it
 };
-// For a device, what is fused there is recognised too.
+// For a device, whose kernels these are, what is fused there is recognised too.
 Specialised specialise(const Model& model, const std::vector<Value*>& inputs, const std::vector<InputSpec>& specs,
-                       const std::set<std::string>& distrusted, RankContext& rank, Device* device);
+                       const std::set<std::string>& distrusted, RankContext& rank, const KernelRegistry* device_kernels);
 // fold.cpp: runs the node's kernel on constants; false when it can't be or would make more than `limit_bytes`.
 bool evaluate_node(const Node& node, const std::vector<TensorPtr>& inputs, int threads, size_t limit_bytes,
                    std::vector<TensorPtr>& outputs);
@@ -212,6 +214,8 @@ std::vector<bool> inputs_that_decide_shapes(const Graph& graph, const std::vecto
 // The tensor's bytes under a TensorPtr's terms, and the other way round.
 TensorPtr to_constant(const RuntimeValue& value);
 void from_constant(const TensorPtr& tensor, RuntimeValue& value, RankContext* rank);
+// The constant with bytes that the host can read; made once for a rank.
+TensorPtr readable(const TensorPtr& tensor, RankContext& rank);
 
 // control_flow.cpp: If, Loop, Scan and SequenceMap.
 std::shared_ptr<ControlFlow> make_control_flow(const Node& node, const Model& model, const std::vector<Value*>& captured);

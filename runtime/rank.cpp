@@ -120,7 +120,7 @@ void Rank::add_stage(int number, const SessionOptions& options) {
   auto stage = std::make_unique<Stage>();
   stage->number = number;
   const std::shared_ptr<const Model> model = in_precision(found->model, *plan_, number, options.precision);
-  stage->model = with_weights(model, {options.random_weights, options.weight_seed});
+  stage->model = with_weights(model, {options.random_weights, options.weight_seed, /*later=*/context_.device != nullptr});
   stage->cache = std::make_unique<ProgramCache>(stage->model, stage->model->graph->inputs, /*generalise=*/false);
   for (const Value* v : stage->model->graph->inputs) {
     auto input = std::find_if(plan_->inputs.begin(), plan_->inputs.end(), [&](const PlanInput& i) { return i.name == v->name; });

@@ -147,10 +147,10 @@ bool inline_constant_branches(Graph& graph) {
 }
 
 // An operator that the device has no kernel for is better taken apart than run on the host.
-bool has_kernel(const Node& node, int threads, Device* device) {
+bool has_kernel(const Node& node, int threads, const KernelRegistry* device_kernels) {
   if (is_control_flow(node) || node.domain == kCommunicationDomain) return true;
-  if (device) {
-    const KernelRecord* record = device->kernels().find(node.op, node.domain);
+  if (device_kernels) {
+    const KernelRecord* record = device_kernels->find(node.op, node.domain);
     return record && record->make;
   }
   const KernelRecord* record = cpu_kernels().find(node.op, node.domain);
@@ -196,7 +196,7 @@ void fix_inputs(Graph& graph, Specialised& made, const std::vector<InputSpec>& s
 }  // namespace
 
 Specialised specialise(const Model& model, const std::vector<Value*>& inputs, const std::vector<InputSpec>& specs,
-                       const std::set<std::string>& distrusted, RankContext& rank, Device* device) {
+                       const std::set<std::string>& distrusted, RankContext& rank, const KernelRegistry* device_kernels) {
   // What only programs that are gone used goes too.
   std::erase_if(rank.folded, [](const auto& known) {
     return std::all_of(known.outputs.begin(), known.outputs.end(), [](const TensorPtr& t) { return t.use_count() <= 1; });
@@ -218,7 +218,7 @@ Specialised specialise(const Model& model, const std::vector<Value*>& inputs, co
   options.evaluate = [&](const Node& node, const std::vector<TensorPtr>& in, std::vector<TensorPtr>& out) {
     return fold_node(node, in, rank, out);
   };
-  auto kernel_exists = [&](const Node& node) { return has_kernel(node, rank.threads, device); };
+  auto kernel_exists = [&](const Node& node) { return has_kernel(node, rank.threads, device_kernels); };
   auto infer_and_fold = [&] {
     ShapeFacts facts = infer_shapes(*copy, options);
     if (fold_known_values(graph, facts)) remove_unused_nodes(graph);
@@ -232,7 +232,7 @@ Specialised specialise(const Model& model, const std::vector<Value*>& inputs, co
     while (inline_constant_branches(graph)) infer_and_fold();
   }
   remove_unused_nodes(graph);
-  if (device) {
+  if (device_kernels) {
     recognise_for_devices(*copy);
     merge_products(*copy, {}, &rank.merged_weights);
     infer_and_fold();

@@ -11,6 +11,8 @@ namespace fretsaw {
 struct WeightOptions {
   bool random = false;  // fill missing weights
   uint64_t seed = 0;
+  // Large weights that are filled have no bytes in memory, but a generator (kernels/random_weights.h): a device makes them where they go.
+  bool later = false;
 };
 // The model with all weights readable: itself, or a copy where weights had to be made. Missing ones get values of sensible scale by
 // (seed, source name, element), the same whatever the cut. Throws Error naming a tensor that is missing and not to be filled.

@@ -10,6 +10,7 @@
 #include "graph/passes.h"
 #include "graph/passes/patterns.h"
 #include "graph/passes/strided_view.h"
+#include "graph/tensor_bytes.h"
 
 namespace fretsaw {
 namespace {
@@ -25,8 +26,10 @@ struct Product {
   Node* last() const { return adding ? adding : node; }
 };
 
+// Also where the bytes are still to be made.
 bool is_matrix(const Value* v) {
-  return is_fixed(v) && v->constant->dims.size() == 2 && v->constant->data && bits_of(v->constant->dtype) % 8 == 0;
+  return is_fixed(v) && v->constant->dims.size() == 2 && (v->constant->data || v->constant->generate) &&
+         bits_of(v->constant->dtype) % 8 == 0;
 }
 
 bool is_vector(const Value* v, int64_t size) {
@@ -154,6 +157,14 @@ class ProductMerger {
     return tensor;
   }
 
+  static TensorPtr joined_later(const std::vector<TensorPtr>& parts, const Dims& dims, size_t rows) {
+    auto tensor = std::make_shared<Tensor>();
+    tensor->dtype = parts[0]->dtype;
+    tensor->dims = dims;
+    tensor->generate = JoinedTensors{parts, rows};
+    return tensor;
+  }
+
   // Joined along `axis`: 0, or the last.
   static TensorPtr joined(const std::vector<TensorPtr>& parts, size_t axis) {
     Dims dims = parts[0]->dims;
@@ -161,8 +172,11 @@ class ProductMerger {
     if (vectors) dims = {0};
     dims[axis] = 0;
     for (const TensorPtr& p : parts) dims[axis] += vectors ? p->count() : p->dims[axis];
+    const size_t rows = axis == 0 ? 1 : static_cast<size_t>(dims[0]);
+    if (std::any_of(parts.begin(), parts.end(), [](const TensorPtr& p) { return p->generate != nullptr; }))
+      return joined_later(parts, dims, rows);
     auto tensor = make_tensor(parts[0]->dtype, dims);
-    const size_t rows = axis == 0 ? 1 : static_cast<size_t>(dims[0]), row_bytes = tensor->bytes() / std::max<size_t>(rows, 1);
+    const size_t row_bytes = tensor->bytes() / std::max<size_t>(rows, 1);
     auto copy = [&](size_t begin, size_t end) {
       for (size_t r = begin; r < end; ++r) {
         std::byte* to = mutable_data(*tensor) + r * row_bytes;

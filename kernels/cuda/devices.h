@@ -8,6 +8,7 @@
 namespace fretsaw {
 
 class Device;
+class KernelRegistry;
 
 struct CudaDevice {
   int index = 0;
@@ -21,5 +22,7 @@ bool built_with_cuda();
 // A rank's view of the GPU: a stream, libraries' handles and memory of its own. Several ranks may open one GPU. Throws Error (code device)
 // when there is no such GPU, or the build is without CUDA.
 std::unique_ptr<Device> open_cuda_device(int index);
+// What GPUs have kernels for; no GPU need be there. Throws Error (code device) in a build without CUDA.
+const KernelRegistry& kernels_of_cuda_devices();
 
 }  // namespace fretsaw

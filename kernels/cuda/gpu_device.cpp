@@ -8,6 +8,7 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/devices.h"
 #include "kernels/cuda/layout.h"
+#include "kernels/cuda/random_weights.h"
 
 namespace fretsaw {
 namespace cuda {
@@ -127,6 +128,7 @@ class OpenedGpu : public GpuDevice {
   void clear(void* to, size_t bytes) override {
     if (bytes) FRETSAW_CUDA_CHECK(cudaMemsetAsync(to, 0, bytes, stream_));
   }
+  void make_random(void* to, const RandomWeights& weights) override { cuda::make_random(to, weights, stream_); }
   void reorder(const TensorView& from, const TensorView& to) override { cuda::reorder(from, to, stream_); }
   void synchronize() override {
     FRETSAW_CUDA_CHECK(cudaStreamSynchronize(peer_stream_));

@@ -133,7 +133,7 @@ void run_batch_norm(RunContext& r, float epsilon, const void* known_factors, int
 CompiledKernel make_batch_norm(const CompileContext& c) {
   const float epsilon = c.node().get_float("epsilon", 1e-5f);
   bool known = c.input_dtype(0) != DType::undefined;
-  for (size_t i = 1; i < 5; ++i) known = known && c.constants[i] && !c.constants[i]->is_missing();
+  for (size_t i = 1; i < 5; ++i) known = known && c.constants[i] && c.constants[i]->data;
   std::shared_ptr<void> factors;
   int64_t channels = 0;
   if (known) {

@@ -2,8 +2,15 @@
 #include <algorithm>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/devices.h"
 
-namespace fretsaw::cuda {
+namespace fretsaw {
+
+const KernelRegistry& kernels_of_cuda_devices() {
+  return cuda::cuda_kernels();
+}
+
+namespace cuda {
 
 const KernelRegistry& cuda_kernels() {
   static const KernelRegistry registry = [] {
@@ -33,4 +40,5 @@ std::string refuse_other_types(const CompileContext& c, size_t i, std::initializ
   return "elements of type " + std::string(name_of(c.input_dtype(i)));
 }
 
-}  // namespace fretsaw::cuda
+}  // namespace cuda
+}  // namespace fretsaw

@@ -4,18 +4,12 @@
 #include <algorithm>
 #include <cstring>
 
+#include "graph/tensor_bytes.h"
+
 namespace fretsaw {
 namespace {
 
 constexpr size_t kCopiedBytes = 1 << 16;
-
-// Bytes of a tensor whether they are there or are to be generated.
-void read_bytes(const Tensor& tensor, uint64_t first, std::span<std::byte> out) {
-  if (tensor.data)
-    std::memcpy(out.data(), tensor.data + first, out.size());
-  else if (tensor.generate)
-    tensor.generate(first, out);
-}
 
 class Part {
  public:

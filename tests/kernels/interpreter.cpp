@@ -84,6 +84,7 @@ CompileContext context_for(const Node& node, const std::vector<RuntimeValue*>& i
 // What the device makes of the node; where it has no kernel, what the CPU has made.
 std::vector<RuntimeValue> repeated_on_device(Device& device, CompileContext c, const std::vector<RuntimeValue*>& inputs,
                                              std::vector<RuntimeValue> from_cpu, const InterpreterOptions& options) {
+  if (reads_only_dims(c.node())) return from_cpu;
   c.device = &device;
   for (Layout& layout : c.offered)
     if (layout != Layout::nhwc) layout = Layout::plain;

@@ -14,8 +14,20 @@ bool built_with_cuda() {
   return false;
 }
 
-std::unique_ptr<Device> open_cuda_device(int) {
+namespace {
+
+[[noreturn]] void refuse() {
   throw Error("this build has no CUDA", "build with -DFRETSAW_CUDA=ON, or use --device cpu", ErrorCode::device);
+}
+
+}  // namespace
+
+std::unique_ptr<Device> open_cuda_device(int) {
+  refuse();
+}
+
+const KernelRegistry& kernels_of_cuda_devices() {
+  refuse();
 }
 
 }  // namespace fretsaw
