@@ -83,12 +83,15 @@ void add_execution_options(CLI::App& command, ExecutionSettings& s) {
   command.add_option("--random-weights", s.random_weights, "SEED: fill missing weights");
 }
 
-void check_execution_options(const ExecutionSettings& settings, std::vector<std::string>& notes) {
-  if (settings.device != "cpu" && settings.device != "cuda")
-    usage_error("--device names the unknown device '" + settings.device + "'", "write cpu or cuda");
-  if (settings.device == "cuda" && !built_with_cuda())
+void check_device(const std::string& device) {
+  if (device != "cpu" && device != "cuda") usage_error("--device names the unknown device '" + device + "'", "write cpu or cuda");
+  if (device == "cuda" && !built_with_cuda())
     throw Error("--device cuda is not supported: this build runs on the CPU only", "build with -DFRETSAW_CUDA=ON, or write --device cpu",
                 ErrorCode::device);
+}
+
+void check_execution_options(const ExecutionSettings& settings, std::vector<std::string>& notes) {
+  check_device(settings.device);
   if (settings.device == "cpu" && !settings.devices.empty())
     notes.push_back("--devices has nothing to do on the CPU: every rank is a group of threads");
   static const std::set<std::string> known = {"", "fp32", "tf32", "fp16", "bf16"};

@@ -24,6 +24,8 @@ struct ExecutionSettings {
   int threads = 0;
 };
 void add_execution_options(CLI::App& command, ExecutionSettings& settings);
+// Throws Error when there is no such device, or this build has none of its kind.
+void check_device(const std::string& device);
 void check_execution_options(const ExecutionSettings& settings, std::vector<std::string>& notes);
 
 int machine_cores();

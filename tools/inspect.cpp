@@ -6,8 +6,12 @@
 #include "graph/catalogue.h"
 #include "graph/io.h"
 #include "graph/passes.h"
+#include "graph/sizes.h"
+#include "kernels/cuda/devices.h"
+#include "runtime/host_nodes.h"
 #include "tools/commands.h"
 #include "tools/dot.h"
+#include "tools/execution.h"
 #include "tools/json_output.h"
 #include "tools/model_summary.h"
 #include "tools/options.h"
@@ -18,7 +22,7 @@ namespace fretsaw {
 namespace {
 
 struct Settings {
-  std::string path, dot;
+  std::string path, dot, device = "cpu";
   std::vector<std::string> shapes;
   bool json = false, nodes = false;
 };
@@ -88,14 +92,40 @@ void print_model(const Model& model, const ModelSummary& summary) {
   ops.print();
 }
 
+// What a GPU has no kernel for, with numbers in place of the symbolic dimensions; nothing is said where the device is the CPU.
+std::vector<HostFallback> host_nodes(const Model& model, const DimSizes& sizes, const Settings& settings) {
+  if (settings.device == "cpu") return {};
+  return nodes_without_kernel(with_sizes(model, sizes), kernels_of_cuda_devices());
+}
+
+Json json_of(const std::vector<HostFallback>& nodes) {
+  Json out = Json::array();
+  for (const HostFallback& f : nodes) out.push_back({{"node", f.node}, {"op", f.op}, {"reason", f.reason}});
+  return out;
+}
+
+void print_host_nodes(const std::vector<HostFallback>& nodes, const Settings& settings) {
+  if (settings.device == "cpu") return;
+  if (nodes.empty()) {
+    std::printf("\n%s has a kernel for every node\n", settings.device.c_str());
+    return;
+  }
+  std::printf("\n");
+  Table table({"on the host", "operator", "why"});
+  for (const HostFallback& f : nodes) table.add({f.node, f.op, f.reason});
+  table.print();
+}
+
 void inspect_model(const Settings& settings) {
   Model model = read_model(settings.path, {.allow_missing_weights = true});
   set_input_shapes(model, parse_shapes(settings.shapes));
   infer_shapes(model);
   const ModelSummary summary = summarise(model);
+  const std::vector<HostFallback> on_host = host_nodes(model, {}, settings);
   if (!settings.dot.empty()) write_dot(*model.graph, settings.dot);
   if (!settings.json) {
     print_model(model, summary);
+    print_host_nodes(on_host, settings);
     if (settings.nodes) print_nodes(*model.graph);
     if (!summary.notes.empty()) std::printf("\n");
     return print_notes(summary.notes);
@@ -114,6 +144,7 @@ void inspect_model(const Settings& settings) {
               {"inputs", ends_json(model.graph->inputs)},
               {"outputs", ends_json(model.graph->outputs)},
               {"notes", summary.notes}};
+  if (settings.device != "cpu") out["host_nodes"] = json_of(on_host);
   if (settings.nodes) out["node_list"] = nodes_json(*model.graph);
   print_json(out);
 }
@@ -122,18 +153,22 @@ void inspect_plan(const Settings& settings) {
   Plan plan = read_plan(settings.path, /*structure_only_weights=*/true);
   if (!settings.shapes.empty()) plan.notes.push_back("--shape has nothing to do in a plan: its shapes were fixed when it was made");
   if (!settings.dot.empty()) write_dot(plan, settings.dot);
+  const DimSizes sizes = micro_batch_sizes(plan);
   if (settings.json) {
     Json out = plan_json(plan);
-    if (settings.nodes) {
-      for (size_t i = 0; i < plan.graphs.size(); ++i) out["graphs"][i]["node_list"] = nodes_json(*plan.graphs[i].model->graph);
+    for (size_t i = 0; i < plan.graphs.size(); ++i) {
+      const Model& model = *plan.graphs[i].model;
+      if (settings.device != "cpu") out["graphs"][i]["host_nodes"] = json_of(host_nodes(model, sizes, settings));
+      if (settings.nodes) out["graphs"][i]["node_list"] = nodes_json(*model.graph);
     }
     return print_json(out);
   }
   print_plan(plan);
-  if (!settings.nodes) return;
+  if (!settings.nodes && settings.device == "cpu") return;
   for (const PlanGraph& graph : plan.graphs) {
     std::printf("\n%s", graph.file.c_str());
-    print_nodes(*graph.model->graph);
+    print_host_nodes(host_nodes(*graph.model, sizes, settings), settings);
+    if (settings.nodes) print_nodes(*graph.model->graph);
   }
 }
 
@@ -147,7 +182,11 @@ void add_inspect(CLI::App& app, Outcome&) {
   command->add_flag("--nodes", settings->nodes, "List every node");
   command->add_option("--dot", settings->dot, "Write the graph for Graphviz to this file");
   add_repeated(*command, "--shape", settings->shapes, "NAME=D,D,...: fix an input's dimensions");
-  command->callback([settings] { is_plan_folder(settings->path) ? inspect_plan(*settings) : inspect_model(*settings); });
+  command->add_option("--device", settings->device, "cuda: list the nodes that GPUs have no kernel for");
+  command->callback([settings] {
+    check_device(settings->device);
+    is_plan_folder(settings->path) ? inspect_plan(*settings) : inspect_model(*settings);
+  });
 }
 
 }  // namespace fretsaw

@@ -128,6 +128,18 @@ TEST_F(CommandTest, InspectCountsAModel) {
   EXPECT_EQ(ten["notes"], json::array());
 }
 
+TEST_F(CommandTest, InspectListsWhatGpusHaveNoKernelFor) {
+  const std::string model = write_mlp("m.onnx", 0);
+  EXPECT_EQ(fretsaw({"inspect", model, "--device", "gpu"}).exit_code, 2);
+  const CommandResult told = fretsaw({"inspect", model, "--device", "cuda", "--json"});
+  if (told.exit_code == 0) {
+    EXPECT_EQ(told.json()["host_nodes"], json::array());
+  } else {  // a build without CUDA
+    EXPECT_EQ(told.exit_code, 4);
+    EXPECT_THAT(told.json()["error"]["message"].get<std::string>(), HasSubstr("CPU only"));
+  }
+}
+
 TEST_F(CommandTest, CheckTellsSoundFromUnsound) {
   const CommandResult sound = fretsaw({"check", write_mlp("m.onnx", 0), "--json"});
   EXPECT_EQ(sound.exit_code, 0) << sound.out;
