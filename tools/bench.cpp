@@ -17,8 +17,12 @@ struct Settings {
   bool json = false;
 };
 
-constexpr int kFewestRuns = 5, kMostRuns = 100;
+constexpr int kMostRuns = 100;
 constexpr double kLeastTime_ms = 1000, kMostTime_ms = 20000;
+
+int fewest_runs(const std::string& device) {
+  return device == "cpu" ? 5 : 30;
+}
 
 // Runs until two times in a row are within 5% of each other, five at most.
 void warm_up(Session& session, const Inputs& inputs, const std::string& path) {
@@ -42,13 +46,14 @@ double device_time_ms(const Session& session) {
   return most;
 }
 
-Measured measure(Session& session, const Inputs& inputs, const std::string& path) {
+// At least `fewest` runs, unless they take too long.
+Measured measure(Session& session, const Inputs& inputs, const std::string& path, int fewest) {
   std::vector<RuntimeValue> outputs;
   std::vector<double> times_ms, device_ms;
   double total_ms = 0;
   Progress progress("bench", kMostRuns);
   while (static_cast<int>(times_ms.size()) < kMostRuns && total_ms < kMostTime_ms) {
-    if (static_cast<int>(times_ms.size()) >= kFewestRuns && total_ms >= kLeastTime_ms) break;
+    if (static_cast<int>(times_ms.size()) >= fewest && total_ms >= kLeastTime_ms) break;
     times_ms.push_back(run_once(session, inputs, path, outputs));
     device_ms.push_back(device_time_ms(session));
     total_ms += times_ms.back();
@@ -65,7 +70,7 @@ void bench(const Settings& settings) {
   const std::string& path = settings.execution.path;
   const auto session = open_session(plan, session_options(settings.execution, *plan), path);
   warm_up(*session, inputs, path);
-  const auto [timing, device] = measure(*session, inputs, path);
+  const auto [timing, device] = measure(*session, inputs, path, fewest_runs(settings.execution.device));
   if (settings.json)
     return print_json(
         {{"time_ms", json_of(timing)}, {"device_ms", json_of(device)}, {"ranks", json_of(session->ranks())}, {"notes", notes}});
