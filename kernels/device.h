@@ -53,6 +53,8 @@ class Device {
   virtual void* stream() = 0;                                           // a cudaStream_t
   virtual void upload(void* to, const void* from, size_t bytes) = 0;    // `from` has been read when it returns
   virtual void download(void* to, const void* from, size_t bytes) = 0;  // waits: `to` has been written when it returns
+  // To pinned memory, after what is on the stream now and beside what comes later; the event is its end.
+  virtual std::shared_ptr<DeviceEvent> fetch(void* pinned, const void* from, size_t bytes) = 0;
   virtual void copy(void* to, const void* from, size_t bytes) = 0;
   // `count` rows of `row_bytes`, whose beginnings are `to_stride` and `from_stride` bytes apart.
   virtual void copy_rows(void* to, size_t to_stride, const void* from, size_t from_stride, size_t row_bytes, size_t count) = 0;

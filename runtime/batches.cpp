@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "graph/errors.h"
+#include "kernels/cpu/parallel.h"
 #include "runtime/reduce.h"
 
 namespace fretsaw {
@@ -63,13 +64,14 @@ Blocks blocks_of(const TensorView& x, int axis) {
   return b;
 }
 
-void copy_block(const TensorView& from, size_t from_block, TensorView& to, size_t to_block, size_t count, const Blocks& b) {
+void copy_block(const TensorView& from, size_t from_block, TensorView& to, size_t to_block, size_t count, const Blocks& b,
+                int threads = 1) {
   if (from.dtype == DType::string) {
     auto inner = static_cast<size_t>(b.inner);
     std::copy_n(from.as<std::string>() + from_block * inner, count * inner, to.as<std::string>() + to_block * inner);
   } else if (count * b.inner_bytes > 0) {
-    std::memcpy(static_cast<std::byte*>(to.data) + to_block * b.inner_bytes,
-                static_cast<const std::byte*>(from.data) + from_block * b.inner_bytes, count * b.inner_bytes);
+    copy_in_parallel(static_cast<std::byte*>(to.data) + to_block * b.inner_bytes,
+                     static_cast<const std::byte*>(from.data) + from_block * b.inner_bytes, count * b.inner_bytes, threads);
   }
 }
 
@@ -99,7 +101,7 @@ RuntimeValue concatenate(const PlanOutput& output, const std::vector<const Runti
     Blocks from = blocks_of(part->tensor, output.axis);
     for (int64_t o = 0; o < to.outer; ++o) {
       copy_block(part->tensor, static_cast<size_t>(o * from.n), whole.tensor, static_cast<size_t>(o * to.n + begin),
-                 static_cast<size_t>(from.n), to);
+                 static_cast<size_t>(from.n), to, omp_get_max_threads());
     }
     begin += from.n;
   }

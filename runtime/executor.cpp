@@ -63,12 +63,6 @@ class StepMemory : public KernelMemory {
   const Step* step_ = nullptr;
 };
 
-// Work that was captured for other addresses is of no use.
-void forget_captured(Program& program) {
-  for (Segment& segment : program.segments) segment.work.reset();
-  program.runs = 0;
-}
-
 void bind_arena(Program& program, RankContext& rank, size_t depth) {
   std::byte* arena = rank.memory.arena(depth).reserve(program.arena_bytes);
   std::byte* on_device = program.device ? rank.device_memory->arena(depth).reserve(program.device_arena_bytes) : nullptr;
@@ -151,11 +145,11 @@ void run_step(Program& program, Step& step, StepMemory& memory, RankContext& ran
   }
 }
 
-void trace_step(const Step& step, RankContext& rank, double start_us) {
+TraceEvent event_of(const Step& step, const RankContext& rank, double start_us) {
   std::string name = step.node ? step.node->name : "";
   std::string category = step.reorders ? "reorder" : step.node ? step.node->op : "";
   if (step.node && !step.reorders && is_collective(*step.node)) category = "collective";
-  rank.events.push_back({rank.rank, name, category, start_us, rank.now_us() - start_us});
+  return {rank.rank, name, category, start_us, rank.now_us() - start_us};
 }
 
 Error located(const Error& e, const Step& step) {
@@ -230,9 +224,9 @@ namespace {
 // One step, with what it throws located, its time in the trace, and what it was the last to need let go.
 void run_traced(Program& program, Step& step, StepMemory& memory, RankContext& rank, size_t depth) {
   const double start_us = rank.trace ? rank.now_us() : 0;
+  const std::shared_ptr<DeviceEvent> begin = rank.trace && step.on_device ? rank.device->record(/*timed=*/true) : nullptr;
   try {
     run_step(program, step, memory, rank, depth);
-    if (rank.trace && step.on_device) rank.device->synchronize();
   } catch (const ShapeMismatch&) {
     throw;
   } catch (const Error& e) {
@@ -242,7 +236,10 @@ void run_traced(Program& program, Step& step, StepMemory& memory, RankContext& r
   } catch (const std::exception& e) {
     throw located(Error(std::string("the kernel failed: ") + e.what(), "check the shapes and types of its inputs"), step);
   }
-  if (rank.trace && step.kind != Step::Kind::alias) trace_step(step, rank, start_us);
+  if (begin)
+    rank.device_steps.push_back({event_of(step, rank, start_us), begin, rank.device->record(/*timed=*/true)});
+  else if (rank.trace && step.kind != Step::Kind::alias)
+    rank.events.push_back(event_of(step, rank, start_us));
   for (int slot : step.releases) clear(program.values[static_cast<size_t>(slot)]);
 }
 
@@ -260,6 +257,9 @@ bool capture(Program& program, Segment& segment, StepMemory& memory, RankContext
   } catch (const Error&) {
     rank.device->abandon_capture();
     segment.refused = true;
+  } catch (...) {
+    rank.device->abandon_capture();
+    throw;
   }
   segment.communication = std::exchange(rank.communication, std::move(before));
   rank.counts_communication = counting;
@@ -280,6 +280,11 @@ bool run_segment(Program& program, Segment& segment, StepMemory& memory, RankCon
 }
 
 }  // namespace
+
+void forget_captured(Program& program) {
+  for (Segment& segment : program.segments) segment.work.reset();
+  program.runs = 0;
+}
 
 void run_program(Program& program, std::span<const RuntimeValue* const> inputs, std::span<RuntimeValue> outputs, RankContext& rank,
                  size_t depth) {
@@ -304,7 +309,7 @@ void run_program(Program& program, std::span<const RuntimeValue* const> inputs, 
     }
     run_traced(program, program.steps[i], memory, rank, depth);
   }
-  if (beginning) rank.device_times.emplace_back(std::move(beginning), program.device->record(/*timed=*/true));
+  if (beginning) rank.device_runs.push_back({{}, std::move(beginning), program.device->record(/*timed=*/true)});
   give_outputs(program, outputs, rank);
   ++program.runs;
 }

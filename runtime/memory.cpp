@@ -36,10 +36,10 @@ std::string gibibytes(int64_t bytes) {
   return std::to_string(static_cast<int64_t>(tenths) / 10) + "." + std::to_string(static_cast<int64_t>(tenths) % 10) + " GiB";
 }
 
-Block::Block(size_t bytes, std::shared_ptr<AllocationCount> count, Device* device)
-    : bytes_(bytes), count_(std::move(count)), device_(device) {
-  if (device_) {
-    data_ = device_->allocate(bytes);
+Block::Block(size_t bytes, std::shared_ptr<AllocationCount> count, Device* device, std::shared_ptr<Device> pins)
+    : bytes_(bytes), count_(std::move(count)), device_(device), pins_(std::move(pins)) {
+  if (device_ || pins_) {
+    data_ = device_ ? device_->allocate(bytes) : pins_->allocate_pinned(bytes);
     count_->add(bytes_);
     return;
   }
@@ -55,6 +55,8 @@ Block::Block(size_t bytes, std::shared_ptr<AllocationCount> count, Device* devic
 Block::~Block() {
   if (device_) {
     device_->release(data_);
+  } else if (pins_) {
+    pins_->release_pinned(data_);
   } else {
     ::operator delete(data_, alignment);
   }
@@ -76,7 +78,7 @@ std::shared_ptr<void> BufferPool::take(size_t bytes) {
     std::atomic_thread_fence(std::memory_order_acquire);  // what another thread did with the buffer is over
     return {block, block->data()};
   }
-  list.push_back(std::make_shared<Block>(size_class(bytes), count_, device_));
+  list.push_back(std::make_shared<Block>(size_class(bytes), count_, device_, pins_));
   return {list.back(), list.back()->data()};
 }
 

@@ -25,11 +25,11 @@ struct AllocationCount {
 
 std::string gibibytes(int64_t bytes);  // "12.3 GiB"
 
-// 64-byte aligned memory from the system, or the device's memory where there is one, counted. Throws Error (code device) when there is
-// none.
+// 64-byte aligned memory from the system, the device's memory, or memory of the host that the device `pins`, counted. Throws Error (code
+// device) when there is none.
 class Block {
  public:
-  Block(size_t bytes, std::shared_ptr<AllocationCount> count, Device* device = nullptr);
+  Block(size_t bytes, std::shared_ptr<AllocationCount> count, Device* device = nullptr, std::shared_ptr<Device> pins = nullptr);
   ~Block();
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
@@ -41,6 +41,7 @@ class Block {
   size_t bytes_;
   std::shared_ptr<AllocationCount> count_;
   Device* device_;
+  std::shared_ptr<Device> pins_;
 };
 
 // Buffers that come back by themselves: one is free again when nobody but the pool holds it. Taking a warm one allocates nothing.
@@ -48,7 +49,9 @@ class Block {
 class BufferPool {
  public:
   explicit BufferPool(std::shared_ptr<AllocationCount> count, Device* device = nullptr) : count_(std::move(count)), device_(device) {}
-  Device* device() const { return device_; }
+  // Of pinned memory of the host.
+  BufferPool(std::shared_ptr<AllocationCount> count, std::shared_ptr<Device> pins) : count_(std::move(count)), pins_(std::move(pins)) {}
+  Device* device() const { return device_; }  // whose memory it is; null: the host's
   // At least `bytes`, 64-byte aligned; the address is get() of what is returned, never null.
   std::shared_ptr<void> take(size_t bytes);
   // Lets go of buffers that nobody holds.
@@ -57,7 +60,8 @@ class BufferPool {
  private:
   static size_t size_class(size_t bytes);
   std::shared_ptr<AllocationCount> count_;
-  Device* device_;
+  Device* device_ = nullptr;
+  std::shared_ptr<Device> pins_;
   std::map<size_t, std::vector<std::shared_ptr<Block>>> free_lists_;  // by size class; also those in use
 };
 

@@ -28,6 +28,12 @@ namespace fretsaw {
 
 struct ControlFlow;
 
+// Something a device does. When it did is known only once it is done, for the host runs ahead.
+struct DeviceSpan {
+  TraceEvent event;  // its times are still to be filled in
+  std::shared_ptr<DeviceEvent> begin, end;
+};
+
 // What programs of one rank share.
 struct RankContext {
   int rank = 0;
@@ -37,11 +43,14 @@ struct RankContext {
   std::shared_ptr<Device> device;  // null: the CPU. Control-flow bodies run on the host all the same
   RankMemory memory;
   std::unique_ptr<RankMemory> device_memory;  // of `device`
+  std::unique_ptr<BufferPool> pinned;         // memory of the host that the device reaches directly
   bool trace = false;
   std::vector<TraceEvent> events;
-  // When the device began to compute and when it ended, for each run of a program: the inputs are there, the outputs not yet fetched.
-  std::vector<std::pair<std::shared_ptr<DeviceEvent>, std::shared_ptr<DeviceEvent>>> device_times;
-  double (*now_us)() = nullptr;  // time of the trace
+  std::vector<DeviceSpan> device_runs;         // of programs: from the inputs being there to the outputs not yet fetched
+  std::vector<DeviceSpan> device_steps;        // when tracing
+  std::shared_ptr<DeviceEvent> device_origin;  // when tracing: a point on the device's clock ...
+  double device_origin_us = 0;                 // ... and on that of the trace
+  double (*now_us)() = nullptr;                // time of the trace
   // The ranks along each mesh axis that has several, this one among them. Made when the session starts, and anew after an abort.
   struct Group {
     std::string axis;
@@ -138,6 +147,8 @@ class ShapeMismatch : public Error {
   ShapeMismatch(const Error& error, std::string node_name) : Error(error), node_name(std::move(node_name)) {}
   std::string node_name;
 };
+// Captured work that is of no use any more: it was made for other addresses or communicators.
+void forget_captured(Program& program);
 // Runs it. `outputs` own their memory afterwards. `depth`: how many programs around this one run now.
 void run_program(Program& program, std::span<const RuntimeValue* const> inputs, std::span<RuntimeValue> outputs, RankContext& rank,
                  size_t depth);
@@ -153,6 +164,7 @@ class ProgramCache {
   void run(std::span<const RuntimeValue* const> inputs, std::span<RuntimeValue> outputs, RankContext& rank, size_t depth);
   const std::vector<Value*>& inputs() const { return inputs_; }
   const Model& model() const { return *model_; }
+  void forget_captured();  // work that was captured; it is recorded anew
   const Program* last_program() const { return entries_.empty() ? nullptr : entries_.front().program.get(); }
 
  private:

@@ -138,6 +138,10 @@ Program& ProgramCache::get(std::span<const RuntimeValue* const> inputs, RankCont
   return *entries_.front().program;
 }
 
+void ProgramCache::forget_captured() {
+  for (Entry& entry : entries_) fretsaw::forget_captured(*entry.program);
+}
+
 void ProgramCache::run(std::span<const RuntimeValue* const> inputs, std::span<RuntimeValue> outputs, RankContext& rank, size_t depth) {
   while (true) {
     const CollectiveCounts before(rank);

@@ -49,12 +49,13 @@ class ParcelRequest : public Request {
  public:
   ParcelRequest(std::shared_ptr<std::atomic<bool>> read, Communicator& communicator)
       : read_(std::move(read)), communicator_(communicator) {}
-  bool done() override { return *read_; }
+  // Throws when the receiver can't be waited for any longer.
+  bool done() override {
+    if (!*read_ && communicator_.aborted()) throw Error("the ranks were stopped", "", ErrorCode::device);
+    return *read_;
+  }
   void wait() override {
-    while (!*read_) {
-      if (communicator_.aborted()) throw Error("the ranks were stopped", "", ErrorCode::device);
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
-    }
+    while (!done()) std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
 
  private:
@@ -76,6 +77,7 @@ Rank::Rank(std::shared_ptr<const Plan> plan, const SessionOptions& options, int 
   if (on_device_.device) {
     context_.device = on_device_.device;
     context_.device_memory = std::make_unique<RankMemory>(context_.device.get());
+    context_.pinned = std::make_unique<BufferPool>(context_.memory.count, context_.device);
   }
   context_.rank = plan_->mesh.rank(data, pipeline, tensor);
   context_.threads = threads;
@@ -98,6 +100,8 @@ Rank::Rank(std::shared_ptr<const Plan> plan, const SessionOptions& options, int 
 Rank::~Rank() = default;
 
 void Rank::leave_groups() {
+  // What was captured calls communicators that are about to go, and keeps them from going.
+  for (auto& stage : stages_) stage->cache->forget_captured();
   std::unique_lock lock(groups_mutex_);
   context_.groups.clear();
 }
@@ -167,6 +171,7 @@ void Rank::find_crossings() {
       place.place = place_of(stages_[s]->model->graph->outputs, output.name, output.stage);
     }
     output_places_.push_back(place);
+    fetched_.emplace_back(static_cast<size_t>(plan_->micro_batches));
   }
 }
 
@@ -203,6 +208,7 @@ void Rank::run_step(const StepInputs& step, Communicator& communicator) {
   context_.events.clear();
   if (context_.device) context_.device->use();
   forget_step();
+  if (context_.device && context_.trace) align_clocks();
   if (context_.groups.empty()) join_groups(communicator);
   if (!step.batches.parts[static_cast<size_t>(data_)].empty()) {
     for (const Action& action : *actions_) {
@@ -349,10 +355,38 @@ void Rank::do_forward(const Action& action, const StepInputs& step, Communicator
   gather_arguments(target, action.micro_batch, step);
   context_.counts_communication = action.micro_batch == 0;
   double start_us = context_.now_us(), communicating_us = context_.communicating_us;
+  const size_t runs_before = context_.device_runs.size();
   target.cache->run(target.arguments, target.micro_batches[static_cast<size_t>(action.micro_batch)].outputs, context_, 0);
   double took_us = context_.now_us() - start_us;
+  if (context_.device) fetch_outputs(target, action.micro_batch);
   if (!context_.device) busy_us_ += took_us - (context_.communicating_us - communicating_us);
-  if (context_.trace) context_.events.push_back({context_.rank, to_string(action), "forward", start_us, took_us});
+  if (!context_.trace) return;
+  const TraceEvent event{context_.rank, to_string(action), "forward", start_us, took_us};
+  if (context_.device_runs.size() > runs_before)
+    context_.device_runs.back().event = event;
+  else
+    context_.events.push_back(event);
+}
+
+// Starts the copies of the plan's outputs to the host, while the device goes on with the next micro-batch.
+void Rank::fetch_outputs(Stage& done, int micro_batch) {
+  for (size_t i = 0; i < output_places_.size(); ++i) {
+    const OutputPlace& place = output_places_[i];
+    if (place.stage < 0 || stages_[static_cast<size_t>(place.stage)].get() != &done) continue;
+    const RuntimeValue& value = done.micro_batches[static_cast<size_t>(micro_batch)].outputs[place.place];
+    if (value.kind != RuntimeValue::Kind::tensor || value.tensor.memory != Memory::device) continue;
+    Fetched& fetched = fetched_[i][static_cast<size_t>(micro_batch)];
+    make_pooled(*context_.pinned, fetched.value, value.tensor.dtype, value.tensor.dims, value.tensor.layout);
+    fetched.end = context_.device->fetch(fetched.value.tensor.data, value.tensor.data, value.tensor.bytes());
+    fetched.source = value.owner;
+  }
+}
+
+void Rank::align_clocks() {
+  context_.device->synchronize();
+  context_.device_origin = context_.device->record(/*timed=*/true);
+  context_.device_origin->wait();
+  context_.device_origin_us = context_.now_us();
 }
 
 void Rank::do_send(const Action& action, Communicator& communicator) {
@@ -418,19 +452,22 @@ void Rank::finish_step() {
   if (allocations() != allocations_before_) warm_pool();
 }
 
-// Waits for the device, takes its times, and fetches the plan's outputs.
+// Waits for the device and the outputs that are fetched from it, and takes its times.
 void Rank::finish_on_device() {
-  for (const OutputPlace& place : output_places_) {
-    if (place.stage < 0) continue;
-    for (MicroBatch& slot : stages_[static_cast<size_t>(place.stage)]->micro_batches) {
-      RuntimeValue& value = slot.outputs[place.place];
-      if (value.kind == RuntimeValue::Kind::tensor && value.tensor.memory == Memory::device)
-        copy_pooled(context_.memory.pool, value, value, context_.device.get());
-    }
-  }
   context_.device->synchronize();
-  for (const auto& [beginning, end] : context_.device_times) busy_us_ += end->us_since(*beginning);
-  context_.device_times.clear();
+  for (auto& of_output : fetched_) {
+    for (Fetched& fetched : of_output) fetched.end.reset(), fetched.source.reset();
+  }
+  for (const DeviceSpan& run : context_.device_runs) busy_us_ += run.end->us_since(*run.begin);
+  for (std::vector<DeviceSpan>* spans : {&context_.device_runs, &context_.device_steps}) {
+    for (DeviceSpan& span : *spans) {
+      if (!context_.trace) break;
+      span.event.start_us = context_.device_origin_us + span.begin->us_since(*context_.device_origin);
+      span.event.duration_us = span.end->us_since(*span.begin);
+      context_.events.push_back(std::move(span.event));
+    }
+    spans->clear();
+  }
 }
 
 // How far ranks run ahead of each other differs from step to step: room for the worst case is made while memory is being made anyway.
@@ -454,13 +491,23 @@ void Rank::warm_pool() {
 const RuntimeValue* Rank::output(size_t index, int micro_batch) const {
   const OutputPlace& place = output_places_[index];
   if (place.stage < 0) return nullptr;
+  const RuntimeValue& fetched = fetched_[index][static_cast<size_t>(micro_batch)].value;
+  if (fetched.kind == RuntimeValue::Kind::tensor) return &fetched;
   return &stages_[static_cast<size_t>(place.stage)]->micro_batches[static_cast<size_t>(micro_batch)].outputs[place.place];
 }
 
 void Rank::forget_step() {
   posted_.clear();
   reading_.clear();
-  context_.device_times.clear();
+  context_.device_runs.clear();
+  context_.device_steps.clear();
+  std::erase_if(abandoned_, [](const Fetched& fetched) { return fetched.end->done(); });
+  for (auto& of_output : fetched_) {
+    for (Fetched& fetched : of_output) {
+      if (fetched.end) abandoned_.push_back(std::exchange(fetched, {}));
+      clear(fetched.value);
+    }
+  }
   sending_.clear();
   for (auto& stage : stages_) {
     for (MicroBatch& slot : stage->micro_batches) {

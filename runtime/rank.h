@@ -88,6 +88,12 @@ class Rank {
     int stage = -1;  // index in stages_; -1: elsewhere
     size_t place = 0;
   };
+  // An output of one micro-batch on its way from the device to the host.
+  struct Fetched {
+    RuntimeValue value;
+    std::shared_ptr<DeviceEvent> end;  // null: it is there
+    std::shared_ptr<void> source;      // keeps the device's memory
+  };
 
   void add_stage(int number, const SessionOptions& options);
   void find_crossings();
@@ -101,6 +107,8 @@ class Rank {
   void receive_parcel(Receiving& state, const Crossing& from, RuntimeValue& value, int tag);
   std::shared_ptr<std::atomic<bool>> send_parcel(const RuntimeValue& value, int to, int tag);
   void let_go_of_parcels(bool wait);
+  void align_clocks();  // of the device and the trace
+  void fetch_outputs(Stage& stage, int micro_batch);
   void finish_on_device();
   void gather_arguments(Stage& stage, int micro_batch, const StepInputs& step);
   bool advance_receive(Stage& stage, MicroBatch& slot, size_t crossing, int micro_batch, Communicator& communicator, bool wait);
@@ -116,6 +124,8 @@ class Rank {
   const std::vector<Action>* actions_ = nullptr;
   std::vector<std::unique_ptr<Stage>> stages_;
   std::vector<OutputPlace> output_places_;
+  std::vector<std::vector<Fetched>> fetched_;                          // [output][micro-batch]; of the device's memory
+  std::vector<Fetched> abandoned_;                                     // of a step that failed
   std::vector<std::pair<int, int>> posted_;                            // (index of stage, micro-batch) whose receives are wanted, in order
   std::vector<std::pair<RequestPtr, std::shared_ptr<void>>> sending_;  // with what keeps the buffer
   OnDevice on_device_;

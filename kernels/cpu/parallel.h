@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 
 namespace fretsaw {
@@ -44,6 +45,16 @@ void parallel_for(int64_t count, int64_t grain, int threads, const Body& body) {
 template <typename Body>
 void parallel_elements(int64_t count, int threads, const Body& body) {
   parallel_for(count, kGrainElements, threads, body);
+}
+
+// memcpy by several cores: one copies far slower than memory and buses take the bytes.
+inline void copy_in_parallel(void* to, const void* from, size_t bytes, int threads) {
+  constexpr int64_t piece_bytes = int64_t{256} << 10;
+  const auto pieces = static_cast<int64_t>(bytes) / piece_bytes + 1;
+  parallel_for(pieces, 2, threads, [&](int64_t begin, int64_t end) {
+    const auto first = static_cast<size_t>(begin * piece_bytes), last = std::min(bytes, static_cast<size_t>(end * piece_bytes));
+    if (first < last) std::memcpy(static_cast<char*>(to) + first, static_cast<const char*>(from) + first, last - first);
+  });
 }
 
 }  // namespace fretsaw

@@ -30,16 +30,6 @@ void check(cudnnStatus_t status, const char* call) {
 
 namespace {
 
-// One core copies far slower than the bus takes the bytes.
-void copy_by_all(void* to, const void* from, size_t bytes) {
-  constexpr int64_t piece_bytes = int64_t{256} << 10;
-  const auto pieces = static_cast<int64_t>(bytes) / piece_bytes + 1;
-  parallel_for(pieces, 2, omp_get_max_threads(), [&](int64_t begin, int64_t end) {
-    const auto first = static_cast<size_t>(begin * piece_bytes), last = std::min(bytes, static_cast<size_t>(end * piece_bytes));
-    if (first < last) std::memcpy(static_cast<std::byte*>(to) + first, static_cast<const std::byte*>(from) + first, last - first);
-  });
-}
-
 class GpuEvent : public DeviceEvent {
  public:
   explicit GpuEvent(bool timed) { FRETSAW_CUDA_CHECK(cudaEventCreateWithFlags(&event, timed ? 0 : cudaEventDisableTiming)); }
@@ -79,16 +69,19 @@ class OpenedGpu : public GpuDevice {
     compute_capability_ = properties.major * 10 + properties.minor;
     FRETSAW_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     FRETSAW_CUDA_CHECK(cudaStreamCreateWithFlags(&peer_stream_, cudaStreamNonBlocking));
+    FRETSAW_CUDA_CHECK(cudaStreamCreateWithFlags(&fetch_stream_, cudaStreamNonBlocking));
   }
   ~OpenedGpu() override {
     cudaSetDevice(index_);
     cudaStreamSynchronize(stream_);
     cudaStreamSynchronize(peer_stream_);
+    cudaStreamSynchronize(fetch_stream_);
     if (cublas_lt_) cublasLtDestroy(cublas_lt_);
     if (cudnn_) cudnnDestroy(cudnn_);
     for (Staging& staging : staging_) cudaFreeHost(staging.memory);
     cudaStreamDestroy(stream_);
     cudaStreamDestroy(peer_stream_);
+    cudaStreamDestroy(fetch_stream_);
   }
 
   std::string name() const override { return "cuda:" + std::to_string(index_); }
@@ -117,6 +110,12 @@ class OpenedGpu : public GpuDevice {
   void* stream() override { return stream_; }
   void upload(void* to, const void* from, size_t bytes) override;
   void download(void* to, const void* from, size_t bytes) override;
+  std::shared_ptr<DeviceEvent> fetch(void* pinned, const void* from, size_t bytes) override {
+    const auto ready = record_on(stream_, false);
+    FRETSAW_CUDA_CHECK(cudaStreamWaitEvent(fetch_stream_, static_cast<GpuEvent&>(*ready).event));
+    if (bytes) FRETSAW_CUDA_CHECK(cudaMemcpyAsync(pinned, from, bytes, cudaMemcpyDeviceToHost, fetch_stream_));
+    return record_on(fetch_stream_, false);
+  }
   void copy(void* to, const void* from, size_t bytes) override {
     if (bytes) FRETSAW_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_));
   }
@@ -133,6 +132,7 @@ class OpenedGpu : public GpuDevice {
   void synchronize() override {
     FRETSAW_CUDA_CHECK(cudaStreamSynchronize(peer_stream_));
     FRETSAW_CUDA_CHECK(cudaStreamSynchronize(stream_));
+    FRETSAW_CUDA_CHECK(cudaStreamSynchronize(fetch_stream_));
     faults_->check();
   }
 
@@ -194,7 +194,7 @@ class OpenedGpu : public GpuDevice {
 
   int index_;
   int multiprocessors_ = 0, compute_capability_ = 0;
-  cudaStream_t stream_ = nullptr, peer_stream_ = nullptr;
+  cudaStream_t stream_ = nullptr, peer_stream_ = nullptr, fetch_stream_ = nullptr;
   cublasLtHandle_t cublas_lt_ = nullptr;
   cudnnHandle_t cudnn_ = nullptr;
   Staging staging_[staging_pieces];
@@ -211,7 +211,7 @@ void OpenedGpu::upload(void* to, const void* from, size_t bytes) {
   for (size_t at = 0; at < bytes; at += staging_bytes) {
     const size_t part = std::min(staging_bytes, bytes - at);
     Staging& staging = next_staging();
-    copy_by_all(staging.memory, static_cast<const std::byte*>(from) + at, part);
+    copy_in_parallel(staging.memory, static_cast<const std::byte*>(from) + at, part, omp_get_max_threads());
     FRETSAW_CUDA_CHECK(cudaMemcpyAsync(static_cast<std::byte*>(to) + at, staging.memory, part, cudaMemcpyHostToDevice, stream_));
     staging.read = record_on(stream_, false);
   }
@@ -229,7 +229,7 @@ void OpenedGpu::download(void* to, const void* from, size_t bytes) {
   size_t filled_at = 0, filled_bytes = 0;
   const auto take = [&] {
     filling->read->wait();
-    copy_by_all(static_cast<std::byte*>(to) + filled_at, filling->memory, filled_bytes);
+    copy_in_parallel(static_cast<std::byte*>(to) + filled_at, filling->memory, filled_bytes, omp_get_max_threads());
   };
   for (size_t at = 0; at < bytes; at += staging_bytes) {
     const size_t part = std::min(staging_bytes, bytes - at);

@@ -16,11 +16,16 @@ namespace fretsaw {
 namespace {
 
 constexpr auto connection_time = std::chrono::seconds(60);
+constexpr auto longest_call = std::chrono::seconds(1);  // that an abort waits for
 constexpr const char* hint =
     "run with NCCL_DEBUG=INFO to see why; NCCL_P2P_DISABLE=1 avoids a broken link between the GPUs, --devices a GPU that does not answer";
 
+bool failed(ncclResult_t status) {
+  return status != ncclSuccess && status != ncclInProgress;
+}
+
 void check(ncclResult_t status, const char* call) {
-  if (status == ncclSuccess || status == ncclInProgress) return;
+  if (!failed(status)) return;
   throw Error(std::string(call) + " failed: " + ncclGetErrorString(status), hint, ErrorCode::device);
 }
 
@@ -87,42 +92,55 @@ class NcclCommunicator : public DeviceCommunicator {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;  // so that nothing waits longer than we let it
     check(ncclCommInitRankConfig(&nccl_, group.size(), id, group.rank(), &config), "ncclCommInitRankConfig");
-    finish("connecting the GPUs");
-    try_out();
+    try {
+      finish("connecting the GPUs");
+      try_out();
+    } catch (...) {
+      abort();
+      throw;
+    }
   }
-  ~NcclCommunicator() override {
-    std::unique_lock lock(mutex_);
-    if (nccl_ && !aborted_) ncclCommAbort(nccl_);  // all work has ended: nothing is lost, and nothing waits for ranks that are gone
-  }
+  ~NcclCommunicator() override { abort(); }  // all work has ended: nothing is lost, and nothing waits for ranks that are gone
 
   bool capturable() const override { return true; }
   void all_reduce(const void* in, void* out, size_t bytes, DType dtype, Reduction reduction) override {
     const auto [type, count] = elements(bytes, dtype);
-    call(ncclAllReduce(in, out, count, type, operation_of(reduction), nccl_, stream()), "ncclAllReduce");
+    call("ncclAllReduce", [&] { return ncclAllReduce(in, out, count, type, operation_of(reduction), nccl_, stream()); });
   }
   void all_gather(const void* in, void* out, size_t bytes) override {
-    call(ncclAllGather(in, out, bytes, ncclUint8, nccl_, stream()), "ncclAllGather");
+    call("ncclAllGather", [&] { return ncclAllGather(in, out, bytes, ncclUint8, nccl_, stream()); });
   }
   void reduce_scatter(const void* in, void* out, size_t bytes, DType dtype, Reduction reduction) override {
     const auto [type, count] = elements(bytes, dtype);
-    call(ncclReduceScatter(in, out, count / ranks(), type, operation_of(reduction), nccl_, stream()), "ncclReduceScatter");
+    call("ncclReduceScatter", [&, type = type, count = count / ranks()] {
+      return ncclReduceScatter(in, out, count, type, operation_of(reduction), nccl_, stream());
+    });
   }
   void all_to_all(const void* in, void* out, size_t bytes) override {
     const size_t block = bytes / ranks();
     if (in == out) throw Error("all_to_all can't run in place on GPUs", "report this as a fault", ErrorCode::device);
-    check(ncclGroupStart(), "ncclGroupStart");
-    for (size_t r = 0; r < ranks(); ++r) {
-      check(ncclSend(static_cast<const std::byte*>(in) + r * block, block, ncclUint8, static_cast<int>(r), nccl_, stream()), "ncclSend");
-      check(ncclRecv(static_cast<std::byte*>(out) + r * block, block, ncclUint8, static_cast<int>(r), nccl_, stream()), "ncclRecv");
-    }
-    call(ncclGroupEnd(), "ncclGroupEnd");
+    call("an all-to-all of ncclSend and ncclRecv", [&] {
+      ncclResult_t status = ncclGroupStart();
+      if (failed(status)) return status;
+      for (size_t r = 0; r < ranks() && !failed(status); ++r) {
+        const int peer = static_cast<int>(r);
+        status = ncclSend(static_cast<const std::byte*>(in) + r * block, block, ncclUint8, peer, nccl_, stream());
+        if (!failed(status)) status = ncclRecv(static_cast<std::byte*>(out) + r * block, block, ncclUint8, peer, nccl_, stream());
+      }
+      const ncclResult_t end = ncclGroupEnd();  // also where a call failed: the group must not stay open
+      return failed(status) ? status : end;
+    });
   }
   void broadcast(void* data, size_t bytes, int root) override {
-    call(ncclBroadcast(data, data, bytes, ncclUint8, root, nccl_, stream()), "ncclBroadcast");
+    call("ncclBroadcast", [&] { return ncclBroadcast(data, data, bytes, ncclUint8, root, nccl_, stream()); });
   }
+  // The GPUs' kernels that wait for other ranks end. A call of the rank's own thread that is under way ends first, so that the communicator
+  // does not go from under it; one that does not end is what the abort is for.
   void abort() override {
-    std::unique_lock lock(mutex_);
-    if (!aborted_.exchange(true)) ncclCommAbort(nccl_);
+    if (aborted_.exchange(true)) return;
+    std::unique_lock lock(mutex_, std::defer_lock);
+    (void)lock.try_lock_for(longest_call);
+    if (nccl_) ncclCommAbort(nccl_);
   }
 
  private:
@@ -137,9 +155,16 @@ class NcclCommunicator : public DeviceCommunicator {
     return {type, bytes / bytes_of(dtype, 1)};
   }
 
-  // A call of a communicator that does not block may still be under way.
-  void call(ncclResult_t status, const char* name) {
-    if (aborted_) throw Error("the ranks were stopped", "", ErrorCode::device);
+  // Calls NCCL while the communicator is there. A call of a communicator that does not block may still be under way afterwards.
+  template <typename Call>
+  ncclResult_t guarded(const Call& call) {
+    std::unique_lock lock(mutex_);
+    if (aborted_ || group_.aborted()) throw Error("the ranks were stopped", "", ErrorCode::device);
+    return call();
+  }
+  template <typename Call>
+  void call(const char* name, const Call& put_on_stream) {
+    const ncclResult_t status = guarded(put_on_stream);
     check(status, name);
     if (status == ncclInProgress) finish(name);
   }
@@ -147,8 +172,7 @@ class NcclCommunicator : public DeviceCommunicator {
     const auto end = std::chrono::steady_clock::now() + connection_time;
     ncclResult_t state = ncclInProgress;
     while (true) {
-      if (aborted_ || group_.aborted()) throw Error("the ranks were stopped", "", ErrorCode::device);
-      check(ncclCommGetAsyncError(nccl_, &state), what);
+      check(guarded([&] { return ncclCommGetAsyncError(nccl_, &state); }), what);
       check(state, what);
       if (state == ncclSuccess) return;
       if (std::chrono::steady_clock::now() > end) throw Error(std::string(what) + " did not end within 60 s", hint, ErrorCode::device);
@@ -165,10 +189,9 @@ class NcclCommunicator : public DeviceCommunicator {
     const auto done = device_.record();
     const auto end = std::chrono::steady_clock::now() + connection_time;
     while (!done->done()) {
-      if (std::chrono::steady_clock::now() > end || group_.aborted()) {
-        abort();
+      if (group_.aborted()) throw Error("the ranks were stopped", "", ErrorCode::device);
+      if (std::chrono::steady_clock::now() > end)
         throw Error("a first exchange between the GPUs did not end within 60 s", hint, ErrorCode::device);
-      }
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
     float sum = 0;
@@ -180,7 +203,7 @@ class NcclCommunicator : public DeviceCommunicator {
   Device& device_;
   ncclComm_t nccl_ = nullptr;
   std::atomic<bool> aborted_{false};
-  std::mutex mutex_;
+  std::timed_mutex mutex_;  // held during calls of NCCL
 };
 
 }  // namespace
