@@ -111,7 +111,15 @@ using MergedWeights = std::map<std::vector<TensorPtr>, TensorPtr>;
 void merge_products(Model& model, const MergeProductsOptions& options = {}, MergedWeights* kept = nullptr);
 // Transposes that only move dimensions of 1 become Reshapes, which are views (graph/passes/recognise_for_devices.cpp).
 void transposes_to_reshapes(Model& model);
-// All but merge_products.
-void recognise_for_devices(Model& model);
+// Attention that reads and writes through views (graph/device_operators.h), where that saves Transposes, Splits and the like
+// (graph/passes/stride_attention.cpp).
+void stride_attention(Model& model);
+// Transposes of rows move across products to where attention can take them (graph/passes/turn_rows.cpp); before stride_attention.
+void turn_rows(Model& model);
+// Reshapes of a product's rows move behind the elementwise operators that follow, so that these can run with it
+// (graph/passes/sink_reshapes.cpp).
+void sink_reshapes(Model& model);
+// All of them, in their order.
+void recognise_for_devices(Model& model, MergedWeights* kept = nullptr);
 
 }  // namespace fretsaw

@@ -233,8 +233,7 @@ Specialised specialise(const Model& model, const std::vector<Value*>& inputs, co
   }
   remove_unused_nodes(graph);
   if (device_kernels) {
-    recognise_for_devices(*copy);
-    merge_products(*copy, {}, &rank.merged_weights);
+    recognise_for_devices(*copy, &rank.merged_weights);
     infer_and_fold();
     remove_unused_nodes(graph);
   }

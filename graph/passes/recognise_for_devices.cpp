@@ -36,10 +36,14 @@ void transposes_to_reshapes(Model& model) {
   });
 }
 
-void recognise_for_devices(Model& model) {
+void recognise_for_devices(Model& model, MergedWeights* kept) {
   fuse_rotary(model);
   fuse_attention(model);
   transposes_to_reshapes(model);
+  merge_products(model, {}, kept);
+  turn_rows(model);
+  sink_reshapes(model);
+  stride_attention(model);
 }
 
 }  // namespace fretsaw

@@ -38,7 +38,7 @@ bool remap(StridedView& view, const std::vector<Digit>& digits, int64_t constant
       if (j == digits.size()) return false;
       const int64_t step = axis.stride / strides[j];
       int64_t here = axis.size;
-      if (axis.size * step > digits[j].size) {
+      if ((axis.size - 1) * step >= digits[j].size) {
         here = digits[j].size / step;
         if (digits[j].size % step != 0 || axis.size % here != 0) return false;
       }

@@ -1,4 +1,5 @@
-// Attention: softmax(scale * Q K^T + bias) V for each head, with masks, windows, caches and grouped heads.
+// Attention: softmax(scale * Q K^T + bias) V for each head, with masks, windows, caches and grouped heads. StridedAttention: the same
+// through views.
 #include "kernels/cpu/attention.h"
 
 #include <algorithm>
@@ -6,6 +7,7 @@
 #include <limits>
 #include <optional>
 
+#include "graph/device_operators.h"
 #include "kernels/cpu/element_copy.h"
 #include "kernels/cpu/families.h"
 #include "kernels/cpu/matmul.h"
@@ -65,6 +67,13 @@ Heads<T> heads_of(const TensorView& x, int64_t heads) {
   out.B = x.dims[0], out.S = x.dims[1], out.H = heads, out.D = x.dims[2] / heads;
   out.head = out.D, out.row = x.dims[2], out.batch = out.S * out.row;
   return out;
+}
+
+// Through a view of a StridedAttention.
+template <typename T>
+Heads<T> heads_of(const TensorView& x, const HeadsView& view) {
+  require(view.last() < x.count(), "an operand of StridedAttention reaches beyond its tensor");
+  return {x.as<T>() + view.offset, view.batches, view.heads, view.rows, view.width, view.batch, view.head, view.row};
 }
 
 // What is added to the scores of one query row.
@@ -212,6 +221,19 @@ void attend(const AttentionSettings& s, const Problem<T>& p, const Bias<T>& bias
   multiply_strided<T>(rows, p.v.D, keys, {scores.data(), keys, 1}, p.v.matrix(b, kv), const_cast<T*>(y.data), y.row);
 }
 
+// The operands and the result of `p` are in their places.
+template <typename T>
+void attend_all(RunContext& r, const AttentionSettings& s, Problem<T>& p, int64_t past) {
+  p.scale = s.scale ? static_cast<T>(*s.scale) : T(1) / std::sqrt(static_cast<T>(p.q.D));
+  const Bias<T> bias(r, s, p.q.B, p.q.H, p.q.S, p.k.S, past, 0);
+  // Scores of so many queries at once that they stay in the cache.
+  const int64_t rows = std::clamp<int64_t>(65536 / (p.k.S + 1), 1, p.q.S), blocks = (p.q.S + rows - 1) / rows;
+  for_each_batch(p.q.B * p.q.H * blocks, r.threads(), [&](int64_t i) {
+    const int64_t head = i / blocks, first = i % blocks * rows;
+    attend(s, p, bias, head / p.q.H, head % p.q.H, first, std::min(rows, p.q.S - first));
+  });
+}
+
 template <typename T>
 void run_attention(RunContext& r, const AttentionSettings& s) {
   const TensorView& q = r.input(0);
@@ -226,19 +248,20 @@ void run_attention(RunContext& r, const AttentionSettings& s) {
   std::vector<T> own_k, own_v;
   p.k = with_cache(r, k, 4, 1, own_k), p.v = with_cache(r, v, 5, 2, own_v);
   require(p.k.S == p.v.S, "past_key and past_value have different lengths", "give both");
-  p.scale = s.scale ? static_cast<T>(*s.scale) : T(1) / std::sqrt(static_cast<T>(p.q.D));
   const Dims y_dims = q.rank() == 4 ? Dims{p.q.B, p.q.H, p.q.S, p.v.D} : Dims{p.q.B, p.q.S, p.q.H * p.v.D};
   TensorView& y = r.output(0, y_dims);
   p.y = heads_of<T>(y, p.q.H);
   if (r.wants_output(3)) p.debug = r.output(3, {p.q.B, p.q.H, p.q.S, p.k.S}).template as<T>();
-  if (y.count() == 0) return;
-  const Bias<T> bias(r, s, p.q.B, p.q.H, p.q.S, p.k.S, past, 0);
-  // Scores of so many queries at once that they stay in the cache.
-  const int64_t rows = std::clamp<int64_t>(65536 / (p.k.S + 1), 1, p.q.S), blocks = (p.q.S + rows - 1) / rows;
-  for_each_batch(p.q.B * p.q.H * blocks, r.threads(), [&](int64_t i) {
-    const int64_t head = i / blocks, first = i % blocks * rows;
-    attend(s, p, bias, head / p.q.H, head % p.q.H, first, std::min(rows, p.q.S - first));
-  });
+  if (y.count() != 0) attend_all(r, s, p, past);
+}
+
+template <typename T>
+void run_strided_attention(RunContext& r, const AttentionSettings& s, const AttentionViews& views) {
+  Problem<T> p;
+  p.q = heads_of<T>(r.input(0), views.q), p.k = heads_of<T>(r.input(1), views.k), p.v = heads_of<T>(r.input(2), views.v);
+  TensorView& y = r.output(0, views.shape);
+  p.y = heads_of<T>(y, views.y);
+  if (y.count() != 0) attend_all(r, s, p, 0);
 }
 
 CompiledKernel make_attention_plain(const CompileContext& c) {
@@ -255,10 +278,24 @@ CompiledKernel make_attention(const CompileContext& c) {
   return make_any_float(c, make_attention_plain);
 }
 
+CompiledKernel make_strided_attention_plain(const CompileContext& c) {
+  return {[s = AttentionSettings(c.node()), views = read_attention_views(c.node())](RunContext& r) {
+    dispatch<types::wide_floats>(r.input(0).dtype, [&]<typename T>() {
+      for (size_t i : {1, 2}) require(r.input(i).dtype == r.input(0).dtype, "inputs of StridedAttention have different types");
+      run_strided_attention<T>(r, s, views);
+    });
+  }};
+}
+
+CompiledKernel make_strided_attention(const CompileContext& c) {
+  return make_any_float(c, make_strided_attention_plain);
+}
+
 }  // namespace
 
 void register_attention(KernelRegistry& registry) {
   registry.add({.op = "Attention", .make = make_attention});
+  registry.add({.op = "StridedAttention", .domain = kDeviceDomain, .make = make_strided_attention});
   register_rotary_embedding(registry);
 }
 

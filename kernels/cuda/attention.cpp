@@ -1,10 +1,11 @@
-// Attention: reads the node, joins caches, and chooses between cuDNN's fused attention and our kernels.
+// Attention and StridedAttention: reads the node, joins caches, and chooses between cuDNN's fused attention and our kernels.
 #include "kernels/cuda/attention.h"
 
 #include <algorithm>
 #include <cmath>
 #include <optional>
 
+#include "graph/device_operators.h"
 #include "kernels/cpu/element_copy.h"
 #include "kernels/cuda/attention_cudnn.h"
 
@@ -39,10 +40,11 @@ struct InputDims {
   Dims q, k, v, mask, past_k, past_v;
 };
 
-// One of Q, K, V or Y: [B, H, S, D], or [B, S, H * D] when the rank is 3.
+// One of Q, K, V or Y: [B, H, S, D], or [B, S, H * D] when the rank is 3, or a view of any tensor.
 struct Heads {
   int64_t B = 0, H = 0, S = 0, D = 0;
   HeadStrides at;
+  int64_t offset = 0;  // elements before the first
 };
 
 Heads dense_heads(int64_t B, int64_t H, int64_t S, int64_t D) {
@@ -57,10 +59,35 @@ Heads heads_of(const Dims& dims, int64_t heads) {
   return {dims[0], heads, dims[1], D, {dims[1] * dims[2], D, dims[2]}};
 }
 
+Heads heads_of(const HeadsView& view) {
+  return {view.batches, view.heads, view.rows, view.width, {view.batch, view.head, view.row}, view.offset};
+}
+
+// The operands and the result as the node says they lie.
+struct Operands {
+  Heads q, k, v, y;
+  Dims y_dims;
+};
+
+Operands operands_of(const InputDims& in, const Settings& s) {
+  require(in.q.size() == in.k.size() && in.q.size() == in.v.size(), "Q, K and V have different ranks", "give all 3 or all 4 dimensions");
+  Operands o;
+  o.q = heads_of(in.q, s.q_heads), o.k = heads_of(in.k, s.kv_heads), o.v = heads_of(in.v, s.kv_heads);
+  o.y_dims = in.q.size() == 4 ? Dims{o.q.B, o.q.H, o.q.S, o.v.D} : Dims{o.q.B, o.q.S, o.q.H * o.v.D};
+  o.y = heads_of(o.y_dims, o.q.H);
+  return o;
+}
+
+Operands operands_of(const InputDims& in, const AttentionViews& views) {
+  for (const auto& [dims, view] : {std::pair{&in.q, &views.q}, std::pair{&in.k, &views.k}, std::pair{&in.v, &views.v}})
+    require(view->last() < count_of(*dims), "an operand of StridedAttention reaches beyond its tensor");
+  return {heads_of(views.q), heads_of(views.k), heads_of(views.v), heads_of(views.y), views.shape};
+}
+
 // Where the problem's keys and values come from, and how everything is shaped.
 struct Plan {
   AttentionProblem p;  // without addresses
-  Heads fresh_k, fresh_v;
+  Heads q, fresh_k, fresh_v;
   int64_t past = 0;
   bool joins = false;  // keys and values are joined to a cache (or laid out as one)
   Dims y, present_k, present_v;
@@ -86,12 +113,11 @@ void read_mask(AttentionProblem& p, Dims dims, DType type) {
   p.mask_spread = dims[3] == 1 && p.T != 1;
 }
 
-Plan plan_of(const Settings& s, const InputDims& in, DType type, DType mask_type, bool has_lengths, bool wants_present) {
-  require(in.q.size() == in.k.size() && in.q.size() == in.v.size(), "Q, K and V have different ranks", "give all 3 or all 4 dimensions");
+Plan plan_of(const Settings& s, const Operands& o, const InputDims& in, DType type, DType mask_type, bool has_lengths, bool wants_present) {
   Plan plan;
   AttentionProblem& p = plan.p;
-  const Heads q = heads_of(in.q, s.q_heads);
-  Heads k = heads_of(in.k, s.kv_heads), v = heads_of(in.v, s.kv_heads);
+  const Heads& q = o.q;
+  Heads k = o.k, v = o.v;
   require(k.B == q.B && v.B == q.B && k.H == v.H && k.S == v.S && k.D == q.D && k.H > 0 && q.H % k.H == 0,
           "Q, K and V do not fit each other", "equal batches and head sizes; K and V of equal length; query heads a multiple of key heads");
   require(in.past_k.empty() == in.past_v.empty(), "past_key and past_value have different lengths", "give both");
@@ -100,19 +126,19 @@ Plan plan_of(const Settings& s, const InputDims& in, DType type, DType mask_type
     require(past->size() == 4 && (*past)[0] == fresh->B && (*past)[1] == fresh->H && (*past)[3] == fresh->D,
             "a cache of Attention does not fit K or V", "give it [B,H,P,D]");
   }
-  plan.fresh_k = k, plan.fresh_v = v;
+  plan.q = q, plan.fresh_k = k, plan.fresh_v = v;
   plan.past = in.past_k.empty() ? 0 : in.past_k[2];
   require(in.past_v.empty() || in.past_v[2] == plan.past, "past_key and past_value have different lengths", "give both");
   plan.joins = !in.past_k.empty() || wants_present;
   const int64_t T = k.S + plan.past;
   plan.present_k = {k.B, k.H, T, k.D}, plan.present_v = {v.B, v.H, T, v.D};
   if (plan.joins) k = dense_heads(k.B, k.H, T, k.D), v = dense_heads(v.B, v.H, T, v.D);
-  plan.y = in.q.size() == 4 ? Dims{q.B, q.H, q.S, v.D} : Dims{q.B, q.S, q.H * v.D};
+  plan.y = o.y_dims;
   for (int64_t n : {q.B, q.H, q.S, T, q.D, v.D}) require(n <= INT32_MAX, "a dimension of Attention is too large");
   p.type = type;
   p.B = static_cast<int>(q.B), p.H = static_cast<int>(q.H), p.G = static_cast<int>(k.H), p.S = static_cast<int>(q.S);
   p.T = static_cast<int>(T), p.D = static_cast<int>(q.D), p.V = static_cast<int>(v.D);
-  p.q_at = q.at, p.k_at = k.at, p.v_at = v.at, p.y_at = heads_of(plan.y, q.H).at;
+  p.q_at = q.at, p.k_at = k.at, p.v_at = v.at, p.y_at = o.y.at;
   p.scale = s.scale ? *s.scale : 1.0f / std::sqrt(static_cast<float>(q.D));
   p.softcap = s.softcap, p.causal = s.causal, p.left = s.left, p.right = s.right, p.past = plan.past, p.scores_mode = s.mode;
   read_mask(p, in.mask, mask_type);
@@ -143,6 +169,7 @@ void lay_out_scratch(Plan& plan, bool owns_k, bool owns_v, bool fused) {
 class AttentionKernel {
  public:
   explicit AttentionKernel(const CompileContext& c) : settings_(c.node()) {
+    if (c.node().domain == kDeviceDomain) views_ = read_attention_views(c.node());
     InputDims in;
     Dims* dims[] = {&in.q, &in.k, &in.v, &in.mask, &in.past_k, &in.past_v};
     for (size_t i = 0; i < std::size(dims); ++i) {
@@ -151,22 +178,22 @@ class AttentionKernel {
       *dims[i] = known.value_or(Dims{});
     }
     const auto wanted = [&](size_t i) { return i < c.outputs.size() && c.outputs[i]; };
-    const Plan plan = plan_of(settings_, in, c.input_dtype(0), c.input_dtype(3), c.has_input(6), wanted(1) || wanted(2));
-    if (!wanted(3) && suits_fused(plan.p)) fused_ = make_fused_attention(gpu(c), plan.p, plan.masks);
+    const Plan plan = make_plan(in, c.input_dtype(0), c.input_dtype(3), c.has_input(6), wanted(1) || wanted(2));
+    if (!wanted(3) && suits_fused(plan)) fused_ = make_fused_attention(gpu(c), plan.p, plan.masks);
   }
 
   void run(RunContext& r) const {
     const auto dims = [&](size_t i) { return r.has_input(i) ? r.input(i).dims : Dims{}; };
     const InputDims in{dims(0), dims(1), dims(2), dims(3), dims(4), dims(5)};
-    Plan plan = plan_of(settings_, in, r.input(0).dtype, r.has_input(3) ? r.input(3).dtype : DType::undefined, r.has_input(6),
-                        r.wants_output(1) || r.wants_output(2));
+    Plan plan = make_plan(in, r.input(0).dtype, r.has_input(3) ? r.input(3).dtype : DType::undefined, r.has_input(6),
+                          r.wants_output(1) || r.wants_output(2));
     AttentionProblem& p = plan.p;
     void* present_k = r.wants_output(1) ? r.output(1, plan.present_k).data : nullptr;
     void* present_v = r.wants_output(2) ? r.output(2, plan.present_v).data : nullptr;
     p.y = r.output(0, plan.y).data;
     if (r.wants_output(3)) p.scores = r.output(3, {p.B, p.H, p.S, p.T}).data;
-    const void *fresh_k = r.input(1).data, *fresh_v = r.input(2).data;
-    p.q = r.input(0).data, p.k = plan.joins ? present_k : fresh_k, p.v = plan.joins ? present_v : fresh_v;
+    const void *fresh_k = first_of(r.input(1), plan.fresh_k), *fresh_v = first_of(r.input(2), plan.fresh_v);
+    p.q = first_of(r.input(0), plan.q), p.k = plan.joins ? present_k : fresh_k, p.v = plan.joins ? present_v : fresh_v;
     if (p.mask_kind != MaskKind::none) p.mask = r.input(3).data;
     if (r.has_input(6)) {
       require(r.input(6).count() == p.B, "nonpad_kv_seqlen does not have one entry for each sample", "give it [B]");
@@ -188,9 +215,23 @@ class AttentionKernel {
  private:
   enum class Way : uint8_t { fused, decode, tiled, rows };
 
-  static bool suits_fused(const AttentionProblem& p) {
+  Plan make_plan(const InputDims& in, DType type, DType mask_type, bool has_lengths, bool wants_present) const {
+    const Operands operands = views_ ? operands_of(in, *views_) : operands_of(in, settings_);
+    return plan_of(settings_, operands, in, type, mask_type, has_lengths, wants_present);
+  }
+  static const void* first_of(const TensorView& x, const Heads& heads) { return offset_by(x.data, heads.offset, x.dtype); }
+
+  static bool suits_fused(const Plan& plan) {
+    const AttentionProblem& p = plan.p;
     return (p.type == DType::float16 || p.type == DType::bfloat16) && p.softcap == 0 && p.S > 4 && p.T > 0 && p.B > 0 && p.D > 0 &&
-           p.V > 0 && p.D % 8 == 0 && p.V % 8 == 0 && std::max(p.D, p.V) <= 256;
+           p.V > 0 && p.D % 8 == 0 && p.V % 8 == 0 && std::max(p.D, p.V) <= 256 && lies_even(plan);
+  }
+  // cuDNN reads and writes 16 bytes at once.
+  static bool lies_even(const Plan& plan) {
+    const AttentionProblem& p = plan.p;
+    for (const HeadStrides& at : {p.q_at, p.k_at, p.v_at, p.y_at})
+      if (at.batch % 8 || at.head % 8 || at.row % 8) return false;
+    return plan.q.offset % 8 == 0 && plan.fresh_k.offset % 8 == 0 && plan.fresh_v.offset % 8 == 0;
   }
   Way way_of(const Plan& plan) const {
     if (fused_) return Way::fused;
@@ -232,6 +273,7 @@ class AttentionKernel {
   }
 
   Settings settings_;
+  std::optional<AttentionViews> views_;  // of a StridedAttention
   std::shared_ptr<FusedAttention> fused_;
 };
 
@@ -253,6 +295,7 @@ CompiledKernel make_attention(const CompileContext& c) {
 
 void register_attention(KernelRegistry& registry) {
   registry.add({.op = "Attention", .make = make_attention, .unsupported = unsupported});
+  registry.add({.op = "StridedAttention", .domain = kDeviceDomain, .make = make_attention, .unsupported = unsupported});
 }
 
 }  // namespace fretsaw::cuda

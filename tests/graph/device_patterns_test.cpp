@@ -1,7 +1,9 @@
 // Attention, rotary embeddings and products with one input are put together, and only where the operators mean the same.
 #include <gtest/gtest.h>
 
+#include "graph/device_operators.h"
 #include "tests/graph/attention_models.h"
+#include "tests/graph/strided_models.h"
 #include "tests/graph/text_model.h"
 
 namespace fretsaw {
@@ -12,8 +14,8 @@ using testing::ops;
 using testing::parse_model;
 using testing::PatternModel;
 
-Model inferred(const std::string& graph) {
-  Model model = parse_model(20, graph);
+Model inferred(const std::string& graph, int opset = 20) {
+  Model model = parse_model(opset, graph);
   run_passes(model, normalise_passes());
   infer_shapes(model);
   return model;
@@ -105,12 +107,131 @@ TEST(Attention, LayersShareTheirMask) {
   EXPECT_EQ(ops(*model.graph), "Where Attention Attention");
 }
 
+class StridedTest : public ::testing::TestWithParam<PatternModel> {};
+TEST_P(StridedTest, ReadsViewsOrIsLeft) {
+  Model model = inferred(GetParam().graph, 24);
+  stride_attention(model);
+  EXPECT_EQ(ops(*model.graph), GetParam().expected) << print_graph(*model.graph);
+  expect_sound(model);
+}
+INSTANTIATE_TEST_SUITE_P(Models, StridedTest, ::testing::ValuesIn(testing::strided_models()),
+                         [](const auto& info) { return info.param.name; });
+
+Model strided(const std::string& name) {
+  for (const PatternModel& pattern : testing::strided_models())
+    if (pattern.name == name) {
+      Model model = inferred(pattern.graph, 24);
+      stride_attention(model);
+      return model;
+    }
+  throw Error("no model has the name " + name);
+}
+
+TEST(StridedAttention, SaysWhereElementsLie) {
+  Model model = strided("positions_first");
+  const Node& node = only(*model.graph, "StridedAttention");
+  const AttentionViews views = read_attention_views(node);
+  EXPECT_EQ(views.q, (HeadsView{2, 3, 5, 4, 0, 36, 4, 72}));
+  EXPECT_EQ(views.k, (HeadsView{2, 3, 5, 4, 12, 36, 4, 72}));
+  EXPECT_EQ(views.v, (HeadsView{2, 3, 5, 4, 24, 36, 4, 72}));
+  EXPECT_EQ(views.y, (HeadsView{2, 3, 5, 4, 0, 12, 4, 24}));
+  EXPECT_EQ(views.shape, (Dims{10, 12}));
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(node.input(i)->name, "x");
+}
+
+TEST(StridedAttention, KeepsMaskAndNumbers) {
+  Model model = strided("split_rows_masked");
+  const Node& node = only(*model.graph, "StridedAttention");
+  EXPECT_EQ(node.input(3)->name, "m");
+  EXPECT_EQ(node.get_int("is_causal", 0), 1);
+  EXPECT_FLOAT_EQ(node.get_float("scale", 0), 0.3F);
+}
+
+TEST(StridedAttention, IsNotForCaches) {
+  Model model = inferred(
+      "g (float[2,5,36] x, float[2,3,6,4] pk, float[2,3,6,4] pv) => (float[2,5,12] y, float[2,3,11,4] k2, float[2,3,11,4] v2) { q, k, v = "
+      "Split<axis=2, num_outputs=3>(x) y, k2, v2 = Attention<q_num_heads=3, kv_num_heads=3>(q, k, v, , pk, pv) }",
+      24);
+  stride_attention(model);
+  EXPECT_EQ(ops(*model.graph), "Split Attention");
+}
+
+TEST(StridedAttention, RefusesViewsThatDoNotFit) {
+  Model model = strided("split_rows");
+  Node node = only(*model.graph, "StridedAttention");
+  node.set("k_dims", std::vector<int64_t>{2, 3, 5, 8});
+  EXPECT_THROW(read_attention_views(node), Error);
+  node.set("k_dims", std::vector<int64_t>{2, 3, 5});
+  EXPECT_THROW(read_attention_views(node), Error);
+}
+
 TEST(Transposes, ThatMoveNothingAreViews) {
   Model model = inferred(
       "g (float[1,3,1,4] x) => (float[3,1,4,1] a, float[4,1,3,1] b) { a = Transpose<perm=[1,0,3,2]>(x) b = Transpose<perm=[3,0,1,2]>(x) }");
   transposes_to_reshapes(model);
   EXPECT_EQ(ops(*model.graph), "Reshape Transpose");
   expect_sound(model);
+}
+
+class TurnedTest : public ::testing::TestWithParam<PatternModel> {};
+TEST_P(TurnedTest, RowsMoveToAttention) {
+  Model model = inferred(GetParam().graph, 24);
+  turn_rows(model);
+  sink_reshapes(model);
+  stride_attention(model);
+  EXPECT_EQ(ops(*model.graph), GetParam().expected) << print_graph(*model.graph);
+  expect_sound(model);
+}
+INSTANTIATE_TEST_SUITE_P(Models, TurnedTest, ::testing::ValuesIn(testing::turned_models()),
+                         [](const auto& info) { return info.param.name; });
+
+// Rows of a product as exporters show them, and what follows.
+Model rows_model(const std::string& body, const std::string& inputs = "") {
+  Model model =
+      inferred("g (float[2,3,2] x" + inputs +
+               ") => (float[2,3,4] y) <float[2,4] w = {1,2,3,4,5,6,7,8}, float[4] b = {1,2,3,4}, int64[2] flat = {6,2}, int64[3] full "
+               "= {2,3,4}, float[3,4] table = {1,2,3,4,5,6,7,8,9,1,2,3}> { r = Reshape(x, flat) " +
+               body + " }");
+  sink_reshapes(model);
+  expect_sound(model);
+  return model;
+}
+
+TEST(SinkReshapes, LetsActivationsFollowProducts) {
+  EXPECT_EQ(ops(*rows_model("p = Gemm(r, w, b) s = Reshape(p, full) y = Gelu<approximate=\"tanh\">(s)").graph),
+            "Reshape Gemm Gelu Reshape");
+  EXPECT_EQ(ops(*rows_model("p = MatMul(r, w) q = Add(p, b) s = Reshape(q, full) y = Relu(s)").graph), "Reshape MatMul Add Relu Reshape");
+  EXPECT_EQ(ops(*rows_model("p = MatMul(r, w) s = Reshape(p, full) q = Add(b, s) y = Relu(q)").graph), "Reshape MatMul Add Relu Reshape");
+}
+
+TEST(SinkReshapes, ShowsResidualsAsRows) {
+  Model model = rows_model("p = Gemm(r, w, b) s = Reshape(p, full) y = Add(z, s)", ", float[2,3,4] z");
+  EXPECT_EQ(ops(*model.graph), "Reshape Gemm Reshape Add Reshape");
+  const Node& add = only(*model.graph, "Add");
+  EXPECT_EQ(add.input(0)->type, Type::tensor(DType::float32, Shape{6, 4}));
+  EXPECT_EQ(add.input(1)->name, "p");
+}
+
+TEST(SinkReshapes, JoinsWhatRemains) {
+  Model model = inferred(
+      "g (float[2,3,2] x) => (float[2,3,2] y) <float[2,2] w = {1,2,3,4}, int64[2] flat = {6,2}, int64[2] copied = {-1,2}, int64[3] full = "
+      "{2,3,2}> { r = Reshape(x, flat) p = Gemm(r, w) s = Reshape(p, full) a = Relu(s) t = Reshape(a, copied) q = Gemm(t, w) u = "
+      "Reshape(q, "
+      "full) y = Relu(u) }");
+  sink_reshapes(model);
+  EXPECT_EQ(ops(*model.graph), "Reshape Gemm Relu Gemm Relu Reshape");
+  expect_sound(model);
+}
+
+TEST(SinkReshapes, LeavesOthers) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"p = Gemm(r, w) s = Reshape(p, full) a = Relu(s) y = Add(a, s)", "Reshape Gemm Reshape Relu Add"},  // shown to two
+      {"p = Gemm(r, w) s = Reshape(p, full) y = Add(s, table)", "Reshape Gemm Reshape Add"},  // an operand that needs the dimensions
+      {"p = Gemm(r, w) l = Relu(p) s = Reshape(p, full) t = Relu(s) k = Reshape(l, full) y = Add(t, k)",  // the rows are used elsewhere
+       "Reshape Gemm Relu Reshape Relu Reshape Add"},
+      {"a = Relu(x) c = Reshape(a, flat) p = MatMul(c, w) y = Reshape(p, full)", "Relu Reshape MatMul Reshape"},  // before the product
+  };
+  for (const auto& [body, expected] : cases) EXPECT_EQ(ops(*rows_model(body).graph), expected);
 }
 
 const std::string kProducts =
