@@ -1,6 +1,7 @@
 // Attention on the GPU against the CPU's: cuDNN's and our kernels, masks, caches, grouped heads and layouts.
 #include <cmath>
 
+#include "graph/device_operators.h"
 #include "tests/kernels/on_device.h"
 #include "tests/kernels/single_op.h"
 
@@ -59,7 +60,21 @@ class AttentionOnDevice : public ::testing::Test {
     compare(inputs, attributes, c.mode >= 0 ? 4 : c.presents ? 3 : 1, type);
   }
 
-  void compare(std::vector<RuntimeValue>& inputs, const std::vector<Attribute>& attributes, size_t outputs, DType type) {
+  // Queries, keys and values are views of one tensor of `elements`.
+  void check_strided(const AttentionCase& c, const AttentionViews& views, int64_t elements, DType type) {
+    const RuntimeValue x = random({elements}, type);
+    std::vector<RuntimeValue> inputs = {x, x, x};
+    if (!c.mask.empty()) inputs.push_back(mask(c, type));
+    Node written;
+    write_attention_views(written, views);
+    std::vector<Attribute> attributes = written.attributes;
+    attributes.push_back(attribute("is_causal", int64_t{c.causal}));
+    attributes.push_back(attribute("softcap", c.softcap));
+    compare(inputs, attributes, 1, type, "StridedAttention", kDeviceDomain);
+  }
+
+  void compare(std::vector<RuntimeValue>& inputs, const std::vector<Attribute>& attributes, size_t outputs, DType type,
+               const std::string& op = "Attention", const std::string& domain = "") {
     while (inputs.back().kind == RuntimeValue::Kind::absent) inputs.pop_back();
     Graph graph;
     std::vector<Value*> values;
@@ -75,7 +90,7 @@ class AttentionOnDevice : public ::testing::Test {
     }
     std::vector<std::string> names;
     for (size_t i = 0; i < outputs; ++i) names.push_back("y" + std::to_string(i));
-    const Node& node = *graph.add_node("Attention", values, names, attributes);
+    const Node& node = *graph.add_node(op, values, names, attributes, domain);
     const std::vector<RuntimeValue> wanted = run_node(node, given);
     c.nodes = {&node};
     for (size_t i = 0; i < outputs; ++i) {
@@ -144,6 +159,57 @@ TEST_F(AttentionOnDevice, EqualsTheCpu) {
     for (DType type : {DType::float32, DType::float16, DType::bfloat16}) {
       SCOPED_TRACE(std::string(name) + " " + std::string(name_of(type)));
       check(c, type);
+    }
+  }
+}
+
+// [B, S, 3, H, D], and the result as [B, S, H, D].
+AttentionViews rows_of_batches(const AttentionCase& c) {
+  const int64_t width = c.H * c.D, row = 3 * width;
+  const auto part = [&](int64_t i) { return HeadsView{c.B, c.H, c.S, c.D, i * width, c.S * row, c.D, row}; };
+  return {part(0), part(1), part(2), {c.B, c.H, c.S, c.D, 0, c.S * width, c.D, width}, {c.B, c.S, width}};
+}
+
+// [S, B, 3, H, D], and the result as [S, B, H, D].
+AttentionViews positions_first(const AttentionCase& c) {
+  const int64_t width = c.H * c.D, row = 3 * width;
+  const auto part = [&](int64_t i) { return HeadsView{c.B, c.H, c.S, c.D, i * width, row, c.D, c.B * row}; };
+  return {part(0), part(1), part(2), {c.B, c.H, c.S, c.D, 0, width, c.D, c.B * width}, {c.S * c.B, width}};
+}
+
+// [B, S, H, 3, D], and the result as [B, H, S, D].
+AttentionViews parts_of_heads(const AttentionCase& c) {
+  const int64_t head = 3 * c.D, row = c.H * head;
+  const auto part = [&](int64_t i) { return HeadsView{c.B, c.H, c.S, c.D, i * c.D, c.S * row, head, row}; };
+  return {part(0), part(1), part(2), dense_view(c.B, c.H, c.S, c.D), {c.B, c.H, c.S, c.D}};
+}
+
+// Rows that begin at no multiple of 16 bytes.
+AttentionViews odd_offsets(const AttentionCase& c) {
+  AttentionViews views = rows_of_batches(c);
+  views.k.offset -= 3, views.v.offset -= 1;
+  return views;
+}
+
+TEST_F(AttentionOnDevice, ReadsViews) {
+  const std::pair<const char*, AttentionCase> cases[] = {
+      {"plain", {.S = 70, .T = 70}},
+      {"one batch", {.B = 1, .S = 40, .T = 40}},
+      {"causal", {.S = 150, .T = 150, .causal = true}},
+      {"hidden row", {.S = 30, .T = 30, .mask = "hidden row"}},
+      {"mask of each head", {.S = 30, .T = 30, .mask = "per head"}},
+      {"softcap", {.S = 30, .T = 30, .softcap = 2}},
+      {"wide heads", {.H = 2, .S = 30, .T = 30, .D = 128, .V = 128}},
+      {"odd heads", {.S = 30, .T = 30, .D = 37, .V = 37}},
+      {"few queries", {.S = 3, .T = 3}},
+  };
+  for (const auto& [name, c] : cases) {
+    for (const auto& views : {rows_of_batches(c), positions_first(c), parts_of_heads(c), odd_offsets(c)}) {
+      for (DType type : {DType::float32, DType::float16, DType::bfloat16}) {
+        SCOPED_TRACE(std::string(name) + " " + std::string(name_of(type)) + " row " + std::to_string(views.q.row) + " keys at " +
+                     std::to_string(views.k.offset));
+        check_strided(c, views, 3 * c.B * c.S * c.H * c.D, type);
+      }
     }
   }
 }
