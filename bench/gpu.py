@@ -1,6 +1,6 @@
 """What must hold of fretsaw on GPUs, measured: one table, a row for each figure with what is wanted of it.
 
-Subcommands: zoo (every model whole), meshes (cut), speed (against PyTorch), tensor and pipeline (two GPUs), memory, start, all.
+Subcommands: zoo (every model whole), meshes (cut), speed (against PyTorch), tensor, pipeline and failures (two GPUs), memory, start, all.
 Ends with 1 when a figure falls short or something failed.
 """
 import argparse
@@ -10,6 +10,7 @@ import time
 import traceback
 
 from gpu_common import Fretsaw, Report
+from gpu_failures import failures
 from gpu_limits import memory, start
 from gpu_plans import pipeline, tensor
 from gpu_speed import speed
@@ -17,7 +18,7 @@ from gpu_zoo import meshes, zoo
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ONE_GPU = {"zoo": zoo, "meshes": meshes, "speed": speed, "memory": memory, "start": start}
-TWO_GPUS = {"tensor": tensor, "pipeline": pipeline}
+TWO_GPUS = {"tensor": tensor, "pipeline": pipeline, "failures": failures}
 COMMANDS = {**ONE_GPU, **TWO_GPUS}
 
 
