@@ -71,6 +71,14 @@ OpSchema strided_attention() {
 
 }  // namespace
 
+bool has_strided_form(const Node& attention) {
+  for (size_t i : {4, 5, 6})
+    if (attention.input(i)) return false;
+  for (size_t i : {1, 2, 3})
+    if (attention.out(i)) return false;
+  return attention.is("Attention") && attention.inputs.size() >= 3 && attention.out(0);
+}
+
 int64_t HeadsView::last() const {
   if (batches * heads * rows * width == 0) return -1;
   return offset + (batches - 1) * batch + (heads - 1) * head + (rows - 1) * row + width - 1;

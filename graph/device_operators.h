@@ -16,6 +16,9 @@ inline constexpr const char* kDeviceDomain = "ai.fretsaw.device";
 // as often as one likes.
 void register_device_schemas();
 
+// Whether an Attention has a strided form: one without caches, lengths and scores.
+bool has_strided_form(const Node& attention);
+
 // The elements [batches, heads, rows, width] of an operand of attention in a tensor; those of a row are neighbours.
 struct HeadsView {
   int64_t batches = 0, heads = 0, rows = 0, width = 0;

@@ -121,7 +121,7 @@ class AttentionStrider {
 
   bool run() {
     edit_.walk([&](Node& node) {
-      if (node.is("Attention") && is_plain(node)) rewrite(node);
+      if (has_strided_form(node)) rewrite(node);
       return true;
     });
     for (Node* node : graph_.nodes)
@@ -130,14 +130,6 @@ class AttentionStrider {
   }
 
  private:
-  // Without caches, lengths and scores.
-  static bool is_plain(const Node& node) {
-    const auto absent = [](const Value* v) { return v == nullptr; };
-    return node.inputs.size() >= 3 &&
-           std::all_of(node.inputs.begin() + std::min<ptrdiff_t>(4, std::ssize(node.inputs)), node.inputs.end(), absent) &&
-           std::all_of(node.outputs.begin() + 1, node.outputs.end(), absent);
-  }
-
   void rewrite(Node& node) {
     const int64_t query_heads = node.get_int("q_num_heads", 0), key_heads = node.get_int("kv_num_heads", 0);
     const auto q = find_operand(node.input(0), query_heads), k = find_operand(node.input(1), key_heads),

@@ -11,6 +11,7 @@
 #include <deque>
 #include <optional>
 
+#include "graph/device_operators.h"
 #include "graph/passes.h"
 #include "graph/passes/patterns.h"
 #include "graph/passes/strided_view.h"
@@ -166,7 +167,7 @@ class RowTurner {
   bool feeds_attention(const Value* value) const {
     if (uses_.is_output(value) || uses_.unused(value)) return false;
     return uses_.all_users(value, [&](const Node* user) {
-      if (user->is("Attention")) return std::find(user->inputs.begin() + 3, user->inputs.end(), value) == user->inputs.end();
+      if (has_strided_form(*user)) return user->input(3) != value;
       return user->input(0) == value && only_moves(*user) &&
              std::all_of(user->outputs.begin(), user->outputs.end(), [&](const Value* v) { return !v || feeds_attention(v); });
     });
@@ -175,7 +176,7 @@ class RowTurner {
   // Whether the value is attention's result in another order or shape, which nothing else uses.
   bool comes_from_attention(const Value* value) const {
     for (const Node* node = value->producer; node && value->output == 0 && uses_.only_user(value); node = value->producer) {
-      if (node->is("Attention")) return true;
+      if (has_strided_form(*node)) return true;
       if (!only_moves(*node) || node->is("Split") || node->is("Slice") || node->is("Gather")) return false;
       value = node->inputs[0];
     }

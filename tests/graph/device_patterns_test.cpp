@@ -185,6 +185,16 @@ TEST_P(TurnedTest, RowsMoveToAttention) {
 INSTANTIATE_TEST_SUITE_P(Models, TurnedTest, ::testing::ValuesIn(testing::turned_models()),
                          [](const auto& info) { return info.param.name; });
 
+TEST(TurnRows, LeavesAttentionWithCaches) {
+  Model model = inferred(
+      "g (float[2,5,4] x, float[5,2,1,2] pk, float[5,2,1,2] pv) => (float[5,2,4] y) <float[4,4] w = {1,2,3,4,5,6,7,8,9,1,2,3,4,5,6,7}> { t "
+      "= "
+      "Transpose<perm=[1,0,2]>(x) q = MatMul(t, w) y = Attention<q_num_heads=2, kv_num_heads=2>(q, q, q, , pk, pv) }",
+      24);
+  turn_rows(model);
+  EXPECT_EQ(ops(*model.graph), "Transpose MatMul Attention");
+}
+
 // Rows of a product as exporters show them, and what follows.
 Model rows_model(const std::string& body, const std::string& inputs = "") {
   Model model =
