@@ -1,7 +1,10 @@
 // Operators that make tensors from little: Constant, ConstantOfShape, Range, EyeLike and the window functions.
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numbers>
 
+#include "kernels/cpu/cosine_windows.h"
 #include "kernels/cpu/element_copy.h"
 #include "kernels/cpu/families.h"
 #include "kernels/cpu/numbers.h"
@@ -9,6 +12,14 @@
 #include "kernels/cpu/scalar_types.h"
 
 namespace fretsaw {
+
+const CosineWindow& cosine_window_of(const Node& node) {
+  const auto* window =
+      std::find_if(std::begin(kCosineWindows), std::end(kCosineWindows), [&](const CosineWindow& w) { return node.op == w.op; });
+  if (window == std::end(kCosineWindows)) throw Error(node.op + " is no window function");
+  return *window;
+}
+
 namespace {
 
 // The tensor that a Constant node's one value attribute describes.
@@ -128,8 +139,8 @@ CompiledKernel make_eye_like(const CompileContext& c) {
   }};
 }
 
-// A window that is a sum of cosines: a - b cos(2 pi i / N) + c cos(4 pi i / N).
-CompiledKernel make_window(const CompileContext& c, double constant, double first, double second) {
+CompiledKernel make_window(const CompileContext& c) {
+  const CosineWindow window = cosine_window_of(c.node());
   const bool periodic = c.node().get_int("periodic", 1) != 0;
   const auto dtype = static_cast<DType>(c.node().get_int("output_datatype", 1));
   return {[=](RunContext& r) {
@@ -139,19 +150,10 @@ CompiledKernel make_window(const CompileContext& c, double constant, double firs
     std::vector<double> values(static_cast<size_t>(size), 1.0);
     for (int64_t i = 0; i < size && period > 0; ++i) {
       const double angle = 2 * std::numbers::pi * static_cast<double>(i) / period;
-      values[static_cast<size_t>(i)] = constant - first * std::cos(angle) + second * std::cos(2 * angle);
+      values[static_cast<size_t>(i)] = window.constant - window.first * std::cos(angle) + window.second * std::cos(2 * angle);
     }
     store_from<double>(dtype, y.data, 0, size, values.data());
   }};
-}
-CompiledKernel make_hann_window(const CompileContext& c) {
-  return make_window(c, 0.5, 0.5, 0);
-}
-CompiledKernel make_hamming_window(const CompileContext& c) {
-  return make_window(c, 25.0 / 46.0, 21.0 / 46.0, 0);
-}
-CompiledKernel make_blackman_window(const CompileContext& c) {
-  return make_window(c, 0.42, 0.5, 0.08);
 }
 
 }  // namespace
@@ -161,9 +163,7 @@ void register_generators(KernelRegistry& registry) {
   registry.add({.op = "ConstantOfShape", .make = make_constant_of_shape});
   registry.add({.op = "Range", .make = make_range});
   registry.add({.op = "EyeLike", .make = make_eye_like});
-  registry.add({.op = "HannWindow", .make = make_hann_window});
-  registry.add({.op = "HammingWindow", .make = make_hamming_window});
-  registry.add({.op = "BlackmanWindow", .make = make_blackman_window});
+  for (const CosineWindow& window : kCosineWindows) registry.add({.op = window.op, .make = make_window});
   register_random(registry);
 }
 

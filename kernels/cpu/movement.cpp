@@ -64,6 +64,9 @@ void check_split(const std::vector<int64_t>& sizes, int64_t extent) {
   }
 }
 
+namespace {
+
+// Sizes of `parts` equal parts, the last ones smaller where they do not divide.
 std::vector<int64_t> equal_split(int64_t extent, int64_t parts) {
   if (parts <= 0) throw Error("a split into " + std::to_string(parts) + " parts is not possible");
   const int64_t each = (extent + parts - 1) / parts;
@@ -73,6 +76,60 @@ std::vector<int64_t> equal_split(int64_t extent, int64_t parts) {
     extent -= sizes.back();
   }
   return sizes;
+}
+
+// Elements start, start + step, ... (`count` of them) of a dimension, as Python slices it; negative numbers count from the back.
+struct SliceRange {
+  int64_t start, step, count;
+};
+SliceRange slice_range(int64_t start, int64_t end, int64_t step, int64_t extent) {
+  require(step != 0, "a slice has step 0", "use a positive or negative step");
+  step = std::clamp(step, -extent - 1, extent + 1);  // a longer step takes the first element only, as this one does
+  if (start < 0) start += extent;
+  if (end < 0) end += extent;
+  if (step > 0) {
+    start = std::clamp<int64_t>(start, 0, extent);
+    end = std::clamp<int64_t>(end, 0, extent);
+    return {start, step, end > start ? (end - start + step - 1) / step : 0};
+  }
+  start = std::clamp<int64_t>(start, -1, extent - 1);
+  end = std::clamp<int64_t>(end, -1, extent - 1);
+  return {start, step, start > end ? (start - end - step - 1) / -step : 0};
+}
+
+}  // namespace
+
+std::vector<int64_t> split_sizes(RunContext& r, int64_t named_parts, int64_t extent) {
+  const auto outputs = static_cast<int64_t>(r.output_count());
+  if (named_parts > 0 && named_parts != outputs) {
+    throw Error("num_outputs is " + std::to_string(named_parts) + ", the node has " + std::to_string(outputs) + " outputs");
+  }
+  const std::vector<int64_t> sizes = r.has_input(1) ? r.input_ints(1) : equal_split(extent, outputs);
+  check_split(sizes, extent);
+  if (static_cast<int64_t>(sizes.size()) != outputs) {
+    throw Error("split has " + std::to_string(sizes.size()) + " sizes, the node has " + std::to_string(outputs) + " outputs");
+  }
+  return sizes;
+}
+
+SlicedPart sliced_part(RunContext& r, Dims strides) {
+  const Dims& dims = r.input(0).dims;
+  const std::vector<int64_t> starts = r.input_ints(1), ends = r.input_ints(2);
+  std::vector<int64_t> axes(starts.size()), steps(starts.size(), 1);
+  std::iota(axes.begin(), axes.end(), 0);
+  if (r.has_input(3)) axes = r.input_ints(3);
+  if (r.has_input(4)) steps = r.input_ints(4);
+  require(ends.size() == starts.size() && axes.size() == starts.size() && steps.size() == starts.size(),
+          "starts, ends, axes and steps are of unequal lengths");
+  const std::vector<size_t> front = normalise_axes(axes, dims.size());
+  SlicedPart part{dims, std::move(strides)};
+  for (size_t i = 0; i < front.size(); ++i) {
+    const SliceRange range = slice_range(starts[i], ends[i], steps[i], dims[front[i]]);
+    part.offset += range.start * part.strides[front[i]];
+    part.dims[front[i]] = range.count;
+    part.strides[front[i]] *= range.step;
+  }
+  return part;
 }
 
 namespace {
@@ -90,19 +147,11 @@ CompiledKernel make_concat(const CompileContext& c) {
 
 CompiledKernel make_split(const CompileContext& c) {
   const int64_t axis = c.node().get_int("axis", 0);
-  const int64_t parts = c.node().get_int("num_outputs", 0);
+  const int64_t named_parts = c.node().get_int("num_outputs", 0);
   return {[=](RunContext& r) {
     const TensorView& x = r.input(0);
     const size_t front = normalise_axis(axis, x.rank());
-    const auto outputs = static_cast<int64_t>(r.output_count());
-    if (parts > 0 && parts != outputs) {
-      throw Error("num_outputs is " + std::to_string(parts) + ", the node has " + std::to_string(outputs) + " outputs");
-    }
-    const std::vector<int64_t> sizes = r.has_input(1) ? r.input_ints(1) : equal_split(x.dims[front], outputs);
-    check_split(sizes, x.dims[front]);
-    if (static_cast<int64_t>(sizes.size()) != outputs) {
-      throw Error("split has " + std::to_string(sizes.size()) + " sizes, the node has " + std::to_string(outputs) + " outputs");
-    }
+    const std::vector<int64_t> sizes = split_sizes(r, named_parts, x.dims[front]);
     int64_t start = 0;
     for (size_t i = 0; i < sizes.size(); start += sizes[i++]) {
       if (!r.wants_output(i)) continue;
@@ -116,27 +165,13 @@ CompiledKernel make_split(const CompileContext& c) {
 CompiledKernel make_slice(const CompileContext&) {
   return {[](RunContext& r) {
     const TensorView& x = r.input(0);
-    const std::vector<int64_t> starts = r.input_ints(1), ends = r.input_ints(2);
-    std::vector<int64_t> axes(starts.size()), steps(starts.size(), 1);
-    std::iota(axes.begin(), axes.end(), 0);
-    if (r.has_input(3)) axes = r.input_ints(3);
-    if (r.has_input(4)) steps = r.input_ints(4);
-    require(ends.size() == starts.size() && axes.size() == starts.size() && steps.size() == starts.size(),
-            "starts, ends, axes and steps are of unequal lengths");
-    const std::vector<size_t> front = normalise_axes(axes, x.rank());
-    Dims dims = x.dims, from_strides = strides_of(x.dims);
-    int64_t offset = 0;
-    for (size_t i = 0; i < front.size(); ++i) {
-      const SliceRange range = slice_range(starts[i], ends[i], steps[i], x.dims[front[i]]);
-      offset += range.start * from_strides[front[i]];
-      dims[front[i]] = range.count;
-      from_strides[front[i]] *= range.step;
-    }
-    TensorView& y = sized_output(r, 0, dims, x.dtype);
+    const SlicedPart part = sliced_part(r, strides_of(x.dims));
+    TensorView& y = sized_output(r, 0, part.dims, x.dtype);
     if (y.count() == 0) return;
     ElementReader from(x);
     ElementWriter to(y);
-    copy_strided(x.dtype, dims, to.data(), strides_of(dims), offset_by(from.data(), offset, x.dtype), from_strides, r.threads());
+    copy_strided(x.dtype, part.dims, to.data(), strides_of(part.dims), offset_by(from.data(), part.offset, x.dtype), part.strides,
+                 r.threads());
     to.finish();
   }};
 }
@@ -234,21 +269,6 @@ CompiledKernel make_space_to_depth(const CompileContext& c) {
 }
 
 }  // namespace
-
-SliceRange slice_range(int64_t start, int64_t end, int64_t step, int64_t extent) {
-  require(step != 0, "a slice has step 0", "use a positive or negative step");
-  step = std::clamp(step, -extent - 1, extent + 1);  // a longer step takes the first element only, as this one does
-  if (start < 0) start += extent;
-  if (end < 0) end += extent;
-  if (step > 0) {
-    start = std::clamp<int64_t>(start, 0, extent);
-    end = std::clamp<int64_t>(end, 0, extent);
-    return {start, step, end > start ? (end - start + step - 1) / step : 0};
-  }
-  start = std::clamp<int64_t>(start, -1, extent - 1);
-  end = std::clamp<int64_t>(end, -1, extent - 1);
-  return {start, step, start > end ? (start - end - step - 1) / -step : 0};
-}
 
 void register_movement(KernelRegistry& registry) {
   registry.add({.op = "Concat", .make = make_concat});

@@ -1,4 +1,4 @@
-// Parts of the movement kernels that sequences and padding share.
+// Parts of the movement kernels that others share: sequences, padding, and the kernels of other devices.
 #pragma once
 #include <string>
 #include <vector>
@@ -16,15 +16,18 @@ void concat_into(TensorView& y, const std::vector<const TensorView*>& parts, siz
 
 // Elements [start, start + length) of `axis` of x.
 void split_into(TensorView& y, const TensorView& x, size_t axis, int64_t start, int64_t length, int threads);
-// Sizes of `parts` equal parts, the last ones smaller where they do not divide.
-std::vector<int64_t> equal_split(int64_t extent, int64_t parts);
 void check_split(const std::vector<int64_t>& sizes, int64_t extent);
+// Of a Split node, for each output: the sizes that input 1 names, or equal ones. `named_parts` is num_outputs (0: not given), `extent` the
+// dimension that is split.
+std::vector<int64_t> split_sizes(RunContext& r, int64_t named_parts, int64_t extent);
 
-// Elements start, start + step, ... (`count` of them) of a dimension, as Python slices it; negative numbers count from the back.
-struct SliceRange {
-  int64_t start, step, count;
+// What a Slice node takes of input 0: element i of the output is at offset + sum i_k * strides_k, in elements.
+struct SlicedPart {
+  Dims dims, strides;
+  int64_t offset = 0;  // may lie outside the input where the part is empty
 };
-SliceRange slice_range(int64_t start, int64_t end, int64_t step, int64_t extent);
+// `strides` are those of input 0 as it lies in memory, one for each of its dimensions.
+SlicedPart sliced_part(RunContext& r, Dims strides);
 
 enum class PadMode : uint8_t { constant, edge, reflect, wrap };
 PadMode pad_mode_of(const std::string& name);
@@ -37,5 +40,11 @@ struct PadAxis {
 std::vector<PadAxis> padded_axes(RunContext& r);                                      // of a Pad node
 std::vector<PadAxis> centred_axes(RunContext& r, const std::vector<int64_t>* named);  // of a CenterCropPad node; null: all axes
 Dims extents_of(const std::vector<PadAxis>& axes);
+
+// The matrices [rows, columns] that input 0 of a Trilu node holds. Their diagonal is in column row + k.
+struct Diagonal {
+  int64_t rows, columns, k;
+};
+Diagonal diagonal_of(RunContext& r);
 
 }  // namespace fretsaw

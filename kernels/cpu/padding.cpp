@@ -74,6 +74,13 @@ Dims extents_of(const std::vector<PadAxis>& axes) {
   return dims;
 }
 
+Diagonal diagonal_of(RunContext& r) {
+  const TensorView& x = r.input(0);
+  require(x.rank() >= 2, "the input must be a matrix or a batch of them");
+  const int64_t rows = x.dims[x.rank() - 2], columns = x.dims[x.rank() - 1];
+  return {rows, columns, r.has_input(1) ? std::clamp(input_int(r, 1), -rows - 1, columns + 1) : 0};
+}
+
 namespace {
 
 // Where element `i` of the padded dimension comes from in the input.
@@ -195,10 +202,9 @@ CompiledKernel make_center_crop_pad(const CompileContext& c) {
 CompiledKernel make_trilu(const CompileContext& c) {
   const bool upper = c.node().get_int("upper", 1) != 0;
   return {[upper](RunContext& r) {
-    const TensorView& x = r.input(0);  // [..., N, M]
-    require(x.rank() >= 2, "the input must be a matrix or a batch of them");
-    const int64_t rows = x.dims[x.rank() - 2], columns = x.dims[x.rank() - 1];
-    const int64_t k = r.has_input(1) ? std::clamp(input_int(r, 1), -rows - 1, columns + 1) : 0;
+    const TensorView& x = r.input(0);
+    const Diagonal d = diagonal_of(r);
+    const int64_t rows = d.rows, columns = d.columns;
     TensorView& y = sized_output(r, 0, x.dims, x.dtype);
     if (y.count() == 0) return;
     ElementReader from(x);
@@ -208,7 +214,7 @@ CompiledKernel make_trilu(const CompileContext& c) {
       auto* target = static_cast<T*>(to.data());
       parallel_for(x.count() / columns, kGrainElements / columns + 1, r.threads(), [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
-          const int64_t diagonal = row % rows + k;  // the column of the k-th diagonal in this row
+          const int64_t diagonal = row % rows + d.k;  // its column in this row
           const int64_t first = upper ? std::clamp<int64_t>(diagonal, 0, columns) : 0;
           const int64_t last = upper ? columns : std::clamp<int64_t>(diagonal + 1, 0, columns);
           const int64_t at = row * columns;

@@ -9,6 +9,7 @@
 #include "kernels/cpu/element_copy.h"
 #include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/families.h"
+#include "kernels/cpu/reduced_dims.h"
 
 namespace fretsaw {
 
@@ -87,6 +88,23 @@ struct Maximum {
 };
 
 }  // namespace math::reduction
+
+std::vector<bool> reduced_dimensions(const std::vector<int64_t>& axes, size_t rank, bool none_when_empty) {
+  std::vector<bool> reduce(rank, axes.empty() && !none_when_empty);
+  for (size_t axis : normalise_axes(axes, rank)) reduce[axis] = true;
+  return reduce;
+}
+
+Dims reduced_dims(const Dims& dims, const std::vector<bool>& reduce, bool keep) {
+  Dims out;
+  for (size_t i = 0; i < dims.size(); ++i) {
+    if (!reduce[i])
+      out.push_back(dims[i]);
+    else if (keep)
+      out.push_back(1);
+  }
+  return out;
+}
 
 ReductionPlan plan_reduction(const Dims& dims, const std::vector<bool>& reduce) {
   struct Merged {
@@ -248,31 +266,13 @@ void reduce_range(const ReductionPlan& plan, const T* x, T* y, int64_t begin, in
     loop();
 }
 
-// Which dimensions go: those that input 1 names, or all of them.
-std::vector<bool> reduced_dimensions(RunContext& r, size_t rank, bool none_when_empty) {
-  const std::vector<int64_t> axes = r.has_input(1) ? r.input_ints(1) : std::vector<int64_t>{};
-  std::vector<bool> reduce(rank, axes.empty() && !none_when_empty);
-  for (size_t axis : normalise_axes(axes, rank)) reduce[axis] = true;
-  return reduce;
-}
-
-Dims reduced_dims(const Dims& dims, const std::vector<bool>& reduce, bool keep) {
-  Dims out;
-  for (size_t i = 0; i < dims.size(); ++i) {
-    if (!reduce[i])
-      out.push_back(dims[i]);
-    else if (keep)
-      out.push_back(1);
-  }
-  return out;
-}
-
 template <typename Row>
 CompiledKernel compile_reduction(const CompileContext& c) {
   const bool keep = c.node().get_int("keepdims", 1) != 0, none_when_empty = c.node().get_int("noop_with_empty_axes", 0) != 0;
   return {[=](RunContext& r) {
     const TensorView& x = r.input(0);
-    const std::vector<bool> reduce = reduced_dimensions(r, x.rank(), none_when_empty);
+    const std::vector<int64_t> axes = r.has_input(1) ? r.input_ints(1) : std::vector<int64_t>{};
+    const std::vector<bool> reduce = reduced_dimensions(axes, x.rank(), none_when_empty);
     TensorView& y = r.output(0, reduced_dims(x.dims, reduce, keep), x.dtype);
     const ReductionPlan plan = plan_reduction(x.dims, reduce);
     if (plan.results == 0) return;

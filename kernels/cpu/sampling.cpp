@@ -19,6 +19,16 @@ SampleRule::SampleRule(const Node& node) : align_corners(node.get_int("align_cor
   outside = outside_name == "zeros" ? Outside::zeros : outside_name == "border" ? Outside::border : Outside::reflection;
 }
 
+Dims affine_points(const TensorView& theta, const std::vector<int64_t>& size) {
+  require(size.size() == 4 || size.size() == 5, "the size must name 2 or 3 spatial axes");
+  const auto rank = static_cast<int64_t>(size.size()) - 2;
+  const Dims expected = {size[0], rank, rank + 1};
+  if (theta.dims != expected) throw Error("theta has shape " + to_string(theta.dims) + " where " + to_string(expected) + " is expected");
+  Dims dims = {size[0]};
+  dims.insert(dims.end(), size.begin() + 2, size.end());
+  return dims;
+}
+
 namespace {
 
 // The offsets in a plane and weights of all elements around a point; those outside are left out.
@@ -92,12 +102,8 @@ CompiledKernel make_affine_grid(const CompileContext& c) {
   return {[align_corners](RunContext& r) {
     const TensorView& theta = r.input(0);               // [N, r, r + 1]
     const std::vector<int64_t> size = r.input_ints(1);  // N, C, spatial
-    require(size.size() == 4 || size.size() == 5, "the size must name 2 or 3 spatial axes");
+    Dims dims = affine_points(theta, size);
     const size_t rank = size.size() - 2;
-    const Dims expected = {size[0], static_cast<int64_t>(rank), static_cast<int64_t>(rank) + 1};
-    if (theta.dims != expected) throw Error("theta has shape " + to_string(theta.dims) + " where " + to_string(expected) + " is expected");
-    Dims dims = {size[0]};
-    dims.insert(dims.end(), size.begin() + 2, size.end());
     const int64_t places = product(dims, 1, dims.size());
     dims.push_back(static_cast<int64_t>(rank));
     const std::vector<double> matrix = as_doubles(theta);

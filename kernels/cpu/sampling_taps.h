@@ -1,4 +1,4 @@
-// The elements that GridSample reads around a point, one axis at a time; the same for every device.
+// The elements that GridSample reads around a point, one axis at a time, and the points of AffineGrid; the same for every device.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -76,6 +76,9 @@ FRETSAW_HOST_DEVICE SampleTaps axis_taps_at(const SampleRule& rule, double norma
   return taps;
 }
 
+// The points [N, spatial...] of an AffineGrid, each of r numbers. `size` (input 1) is N, C, spatial; throws Error unless that names 2 or 3
+// axes, and theta is [N, r, r + 1].
+Dims affine_points(const TensorView& theta, const std::vector<int64_t>& size);
 // The coordinate from -1 to 1 of element i of an axis, for AffineGrid.
 FRETSAW_HOST_DEVICE double grid_coordinate(int64_t i, int64_t extent, bool align_corners) {
   const auto n = static_cast<double>(extent), at = static_cast<double>(i);

@@ -1,5 +1,7 @@
 // Operators that write at computed places: ScatterElements (and the older Scatter), ScatterND, TensorScatter.
 // Elements that are written twice are combined in the order of the updates.
+#include "kernels/cpu/scatter.h"
+
 #include <algorithm>
 
 #include "kernels/cpu/element_copy.h"
@@ -9,41 +11,40 @@
 #include "kernels/cpu/scalar_types.h"
 
 namespace fretsaw {
-namespace {
 
-enum class Reduction { none, add, mul, min, max };
-
-Reduction reduction_of(const CompileContext& c) {
-  const std::string name = c.node().get_string("reduction", "none");
-  if (name == "none") return Reduction::none;
-  if (name == "add") return Reduction::add;
-  if (name == "mul") return Reduction::mul;
-  if (name == "min") return Reduction::min;
-  if (name == "max") return Reduction::max;
+ScatterReduction scatter_reduction_of(const Node& node) {
+  const std::string name = node.get_string("reduction", "none");
+  if (name == "none") return ScatterReduction::none;
+  if (name == "add") return ScatterReduction::add;
+  if (name == "mul") return ScatterReduction::mul;
+  if (name == "min") return ScatterReduction::min;
+  if (name == "max") return ScatterReduction::max;
   throw Error("there is no reduction '" + name + "'", "use none, add, mul, min or max");
 }
 
+namespace {
+
 template <typename T>
-T combined(Reduction reduction, T old, T update) {
+T combined(ScatterReduction reduction, T old, T update) {
   if constexpr (std::is_same_v<T, bool>) {
-    return reduction == Reduction::add || reduction == Reduction::max ? old || update : old && update;
+    return reduction == ScatterReduction::add || reduction == ScatterReduction::max ? old || update : old && update;
   } else if constexpr (std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>) {
     return T(combined(reduction, static_cast<float>(old), static_cast<float>(update)));
   } else {
     switch (reduction) {
-      case Reduction::add:
-      case Reduction::mul:
+      case ScatterReduction::add:
+      case ScatterReduction::mul:
         if constexpr (std::is_integral_v<T>) {  // wraps around on overflow; in 64 bits because 16-bit operands are promoted to int
           const auto a = static_cast<uint64_t>(old), b = static_cast<uint64_t>(update);
-          return static_cast<T>(reduction == Reduction::add ? a + b : a * b);
+          return static_cast<T>(reduction == ScatterReduction::add ? a + b : a * b);
         } else {
-          return reduction == Reduction::add ? old + update : old * update;
+          return reduction == ScatterReduction::add ? old + update : old * update;
         }
-      case Reduction::min:
+      case ScatterReduction::min:
         return update < old || update != update ? update : old;
-      case Reduction::max:
+      case ScatterReduction::max:
         return update > old || update != update ? update : old;
-      case Reduction::none:
+      case ScatterReduction::none:
         break;
     }
     return update;
@@ -52,8 +53,8 @@ T combined(Reduction reduction, T old, T update) {
 
 // For every place(i) = the offset of update i: target[place] = reduced with update i.
 template <typename Place>
-void scatter(Reduction reduction, DType dtype, void* to, const void* from, int64_t begin, int64_t end, const Place& place) {
-  if (reduction == Reduction::none) {
+void scatter(ScatterReduction reduction, DType dtype, void* to, const void* from, int64_t begin, int64_t end, const Place& place) {
+  if (reduction == ScatterReduction::none) {
     with_element_type(dtype, [&]<typename T>(std::type_identity<T>) {
       auto* target = static_cast<T*>(to);
       const auto* updates = static_cast<const T*>(from);
@@ -73,7 +74,7 @@ void scatter(Reduction reduction, DType dtype, void* to, const void* from, int64
 
 CompiledKernel make_scatter_elements(const CompileContext& c) {
   const int64_t axis_attribute = c.node().get_int("axis", 0);
-  const Reduction reduction = reduction_of(c);
+  const ScatterReduction reduction = scatter_reduction_of(c.node());
   return {[=](RunContext& r) {
     const TensorView &x = r.input(0), &updates = r.input(2);
     const Dims& dims = updates.dims;
@@ -110,7 +111,7 @@ CompiledKernel make_scatter_elements(const CompileContext& c) {
 }
 
 CompiledKernel make_scatter_nd(const CompileContext& c) {
-  const Reduction reduction = reduction_of(c);
+  const ScatterReduction reduction = scatter_reduction_of(c.node());
   return {[reduction](RunContext& r) {
     const TensorView &x = r.input(0), &updates = r.input(2);
     const Dims index_dims = r.input(1).dims;  // [..., K]
@@ -131,7 +132,7 @@ CompiledKernel make_scatter_nd(const CompileContext& c) {
     ElementReader from(updates), old(y);
     ElementWriter to(y);
     if (to.data() != y.data) copy_elements(DType::uint8, to.data(), old.data(), y.count());
-    if (reduction == Reduction::none) {
+    if (reduction == ScatterReduction::none) {
       for (size_t i = 0; i < offsets.size(); ++i) {
         copy_elements(x.dtype, offset_by(to.data(), offsets[i], x.dtype), offset_by(from.data(), static_cast<int64_t>(i) * inner, x.dtype),
                       inner);

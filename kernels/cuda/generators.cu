@@ -1,6 +1,7 @@
 // Operators that make tensors from numbers that the host knows: Range and the window functions.
 #include <cmath>
 
+#include "kernels/cpu/cosine_windows.h"
 #include "kernels/cpu/numbers.h"
 #include "kernels/cuda/indexing.h"
 #include "kernels/cuda/number_types.cuh"
@@ -92,10 +93,9 @@ std::string unsupported_range(const CompileContext& c) {
                              DType::float16, DType::bfloat16, DType::float32, DType::float64});
 }
 
-// A sum of cosines: a - b cos(2 pi i / N) + c cos(4 pi i / N).
 template <typename T>
 struct CosineSum {
-  double constant, first, second, period;
+  double constant, first, second, period;  // as of a CosineWindow
 
   __device__ T operator()(int64_t i) const {
     if (period <= 0) return rounded<T>(1.0);
@@ -104,7 +104,8 @@ struct CosineSum {
   }
 };
 
-CompiledKernel make_window(const CompileContext& c, double constant, double first, double second) {
+CompiledKernel make_window(const CompileContext& c) {
+  const CosineWindow window = cosine_window_of(c.node());
   const bool periodic = c.node().get_int("periodic", 1) != 0;
   const auto dtype = static_cast<DType>(c.node().get_int("output_datatype", 1));
   CompiledKernel kernel;
@@ -112,18 +113,11 @@ CompiledKernel make_window(const CompileContext& c, double constant, double firs
     const int64_t size = input_int(r, 0);
     const TensorView& y = sized_output(r, 0, {size}, dtype);
     const double period = static_cast<double>(periodic ? size : size - 1);
-    with_float_type(dtype, [&]<typename T>(TypeIs<T>) { launch_fill(r, y, CosineSum<T>{constant, first, second, period}); });
+    with_float_type(dtype, [&]<typename T>(TypeIs<T>) {
+      launch_fill(r, y, CosineSum<T>{window.constant, window.first, window.second, period});
+    });
   };
   return kernel;
-}
-CompiledKernel make_hann_window(const CompileContext& c) {
-  return make_window(c, 0.5, 0.5, 0);
-}
-CompiledKernel make_hamming_window(const CompileContext& c) {
-  return make_window(c, 25.0 / 46.0, 21.0 / 46.0, 0);
-}
-CompiledKernel make_blackman_window(const CompileContext& c) {
-  return make_window(c, 0.42, 0.5, 0.08);
 }
 
 std::string unsupported_window(const CompileContext& c) {
@@ -136,9 +130,9 @@ std::string unsupported_window(const CompileContext& c) {
 
 void register_generators(KernelRegistry& registry) {
   registry.add({.op = "Range", .make = make_range, .unsupported = unsupported_range, .host_inputs = {0, 1, 2}});
-  registry.add({.op = "HannWindow", .make = make_hann_window, .unsupported = unsupported_window, .host_inputs = {0}});
-  registry.add({.op = "HammingWindow", .make = make_hamming_window, .unsupported = unsupported_window, .host_inputs = {0}});
-  registry.add({.op = "BlackmanWindow", .make = make_blackman_window, .unsupported = unsupported_window, .host_inputs = {0}});
+  for (const CosineWindow& window : kCosineWindows) {
+    registry.add({.op = window.op, .make = make_window, .unsupported = unsupported_window, .host_inputs = {0}});
+  }
 }
 
 }  // namespace fretsaw::cuda

@@ -155,13 +155,8 @@ CompiledKernel make_affine_grid(const CompileContext& c) {
   return {[align_corners](RunContext& r) {
     const TensorView& theta = r.input(0);               // [N, r, r + 1]
     const std::vector<int64_t> size = r.input_ints(1);  // N, C, spatial
-    require(size.size() == 4 || size.size() == 5, "the size must name 2 or 3 spatial axes");
-    const auto rank = static_cast<int64_t>(size.size()) - 2;
-    const Dims expected = {size[0], rank, rank + 1};
-    if (theta.dims != expected) throw Error("theta has shape " + to_string(theta.dims) + " where " + to_string(expected) + " is expected");
-    Dims dims = {size[0]};
-    dims.insert(dims.end(), size.begin() + 2, size.end());
-    const int64_t points = product(dims, 0, dims.size());
+    Dims dims = affine_points(theta, size);
+    const int64_t rank = static_cast<int64_t>(size.size()) - 2, points = product(dims, 0, dims.size());
     dims.push_back(rank);
     const TensorView& y = device_output(r, 0, dims, theta.dtype);
     if (y.count() == 0) return;

@@ -1,21 +1,11 @@
 // Operators that write where indexes say: ScatterElements (and the older Scatter), ScatterND, TensorScatter, MaxUnpool.
 // Where several updates go to one place, the result is that of taking them in their order: no float atomics.
-#include "kernels/cpu/window.h"
+#include "kernels/cpu/pooling.h"
 #include "kernels/cuda/indexing_rows.h"
 #include "kernels/cuda/indexing_scatter.h"
 
 namespace fretsaw::cuda {
 namespace {
-
-Reduction reduction_of(const CompileContext& c) {
-  const std::string name = c.node().get_string("reduction", "none");
-  if (name == "none") return Reduction::none;
-  if (name == "add") return Reduction::add;
-  if (name == "mul") return Reduction::mul;
-  if (name == "min") return Reduction::min;
-  if (name == "max") return Reduction::max;
-  throw Error("there is no reduction '" + name + "'", "use none, add, mul, min or max");
-}
 
 // The row that each item goes to, `rows` where there is none. With `last`: for each row 1 + the last item that goes to it (it was 0
 // before); with `order`: the numbers of the items.
@@ -66,13 +56,13 @@ void keep_last(RunContext& r, const Updates& u, const Places& places) {
 
 // Writes `updates` [items, inner] to the rows of y that the places name; make.operator()<N>() gives them.
 template <typename Make>
-void scatter(RunContext& r, Reduction reduction, const TensorView& y, const TensorView& updates, int64_t items, const Make& make) {
+void scatter(RunContext& r, ScatterReduction reduction, const TensorView& y, const TensorView& updates, int64_t items, const Make& make) {
   if (updates.count() == 0) return;
   const int64_t inner = updates.count() / items;
   const Updates u{y, updates, items, inner, y.count() / inner};
   with_count_type(std::max(updates.count(), u.rows + 1), [&]<typename N>() {
     const auto places = make.template operator()<N>();
-    if (reduction == Reduction::none) return keep_last<N>(r, u, places);
+    if (reduction == ScatterReduction::none) return keep_last<N>(r, u, places);
     void* scratch = r.scratch(bytes_to_order<N>(u));
     auto* targets = static_cast<N*>(scratch);
     launch_find<N>(r, u, targets, static_cast<N*>(nullptr), targets + items, places);
@@ -97,7 +87,7 @@ CompiledKernel overwriting(const CompileContext& c, std::function<void(RunContex
 
 CompiledKernel make_scatter_elements(const CompileContext& c) {
   const int64_t axis_attribute = c.node().get_int("axis", 0);
-  return overwriting(c, [axis_attribute, reduction = reduction_of(c), fault = gpu(c).fault_word(c.node())](RunContext& r) {
+  return overwriting(c, [axis_attribute, reduction = scatter_reduction_of(c.node()), fault = gpu(c).fault_word(c.node())](RunContext& r) {
     const TensorView &x = r.input(0), &indexes = r.input(1), &updates = r.input(2);
     const Dims& dims = updates.dims;
     const size_t axis = normalise_axis(axis_attribute, x.rank());
@@ -115,7 +105,7 @@ CompiledKernel make_scatter_elements(const CompileContext& c) {
 }
 
 CompiledKernel make_scatter_nd(const CompileContext& c) {
-  return overwriting(c, [reduction = reduction_of(c), fault = gpu(c).fault_word(c.node())](RunContext& r) {
+  return overwriting(c, [reduction = scatter_reduction_of(c.node()), fault = gpu(c).fault_word(c.node())](RunContext& r) {
     const TensorView &x = r.input(0), &indexes = r.input(1), &updates = r.input(2);
     const Dims& index_dims = indexes.dims;  // [..., K]
     require(updates.dtype == x.dtype, "data and updates must have one type");
@@ -205,26 +195,15 @@ struct UnpoolPlaces {
   }
 };
 
-// Inputs: X [N, C, D...], indices of the same shape, output_shape [rank].
 void unpool(RunContext& r, const Node& node, DeviceFault* fault) {
   const TensorView &x = r.input(0), &indexes = r.input(1);
-  if (x.rank() < 3 || x.rank() > kMaxRank || indexes.dims != x.dims)
-    throw Error("MaxUnpool of shapes " + to_string(x.dims) + " and " + to_string(indexes.dims), "make them equal, [N,C,D1,...]");
-  const Window window = read_window(node, x.rank() - 2);
-  // Indices count elements of the tensor that this window was slid over.
-  Dims inferred = {x.dims[0], x.dims[1]};
-  for (size_t i = 0; i < window.rank(); ++i) {
-    inferred.push_back((x.dims[i + 2] - 1) * window.strides[i] + window.kernel[i] - window.pads_begin[i] - window.pads_end[i]);
-    require(inferred.back() >= 0, "MaxUnpool of a window with more padding than cells", "use less padding");
-  }
-  const Dims dims = r.has_input(2) ? r.input_ints(2) : inferred;
-  if (dims.size() != x.rank()) throw Error("MaxUnpool to the shape " + to_string(dims), "give output_shape one entry for each dimension");
-  const TensorView& y = sized_output(r, 0, dims);
+  const UnpoolShapes shapes = unpool_shapes(r, node, kMaxRank);
+  const TensorView& y = sized_output(r, 0, shapes.out);
   r.device().clear(y.data, y.bytes());
-  scatter(r, Reduction::none, y, x, x.count(), [&]<typename N>() {
-    UnpoolPlaces<N> places{Indexes(indexes, fault), static_cast<int>(x.rank()), count_of(inferred), {}, {}};
-    std::copy(inferred.begin(), inferred.end(), places.from);
-    std::copy(dims.begin(), dims.end(), places.to);
+  scatter(r, ScatterReduction::none, y, x, x.count(), [&]<typename N>() {
+    UnpoolPlaces<N> places{Indexes(indexes, fault), static_cast<int>(x.rank()), count_of(shapes.pooled), {}, {}};
+    std::copy(shapes.pooled.begin(), shapes.pooled.end(), places.from);
+    std::copy(shapes.out.begin(), shapes.out.end(), places.to);
     return places;
   });
 }
@@ -237,7 +216,7 @@ CompiledKernel make_unpool(const CompileContext& c) {
 
 std::string unsupported_scatter(const CompileContext& c) {
   const std::string reason = refuse_indexes(c, 0, 1);
-  if (!reason.empty() || reduction_of(c) == Reduction::none) return reason;
+  if (!reason.empty() || scatter_reduction_of(c.node()) == ScatterReduction::none) return reason;
   return refuse_other_types(c, 0,
                             {DType::boolean, DType::int8, DType::uint8, DType::int16, DType::uint16, DType::int32, DType::uint32,
                              DType::int64, DType::uint64, DType::float16, DType::bfloat16, DType::float32, DType::float64});

@@ -1,10 +1,9 @@
 // Scattering with a reduction, where several updates may go to one place.
 #pragma once
+#include "kernels/cpu/scatter.h"
 #include "kernels/cuda/indexing.h"
 
 namespace fretsaw::cuda {
-
-enum class Reduction : uint8_t { none, add, mul, min, max };
 
 // The updates [items, inner] to be reduced into rows of y [rows, inner].
 struct Updates {
@@ -20,6 +19,6 @@ size_t bytes_to_order(const Updates& u);
 // The updates of one row are taken in their order, one thread for each of its elements, so that the result is always the same, and that
 // of the CPU. They are brought together by a stable sort.
 template <typename N>
-void reduce_in_order(RunContext& r, Reduction reduction, const Updates& u, void* scratch);
+void reduce_in_order(RunContext& r, ScatterReduction reduction, const Updates& u, void* scratch);
 
 }  // namespace fretsaw::cuda

@@ -9,24 +9,24 @@ namespace fretsaw::cuda {
 namespace {
 
 template <typename T>
-__device__ T combined(Reduction reduction, T old, T update) {
+__device__ T combined(ScatterReduction reduction, T old, T update) {
   if constexpr (std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>) {
     return narrow<T>(combined(reduction, widen(old), widen(update)));
   } else {
     switch (reduction) {
-      case Reduction::add:
-      case Reduction::mul:
+      case ScatterReduction::add:
+      case ScatterReduction::mul:
         if constexpr (std::is_integral_v<T>) {  // wraps around on overflow
           const auto a = static_cast<uint64_t>(old), b = static_cast<uint64_t>(update);
-          return static_cast<T>(reduction == Reduction::add ? a + b : a * b);
+          return static_cast<T>(reduction == ScatterReduction::add ? a + b : a * b);
         } else {
-          return reduction == Reduction::add ? old + update : old * update;
+          return reduction == ScatterReduction::add ? old + update : old * update;
         }
-      case Reduction::min:
+      case ScatterReduction::min:
         return update < old || update != update ? update : old;
-      case Reduction::max:
+      case ScatterReduction::max:
         return update > old || update != update ? update : old;
-      case Reduction::none:
+      case ScatterReduction::none:
         break;
     }
     return update;
@@ -35,8 +35,8 @@ __device__ T combined(Reduction reduction, T old, T update) {
 
 // One thread for each element of the updates; those at the first update of a row reduce all of that row's.
 template <typename T, typename N>
-__global__ void __launch_bounds__(kThreads) reduce_sorted(Reduction reduction, T* y, const T* updates, N count, Divider<N> inner, N rows,
-                                                          N items, const N* targets, const N* order) {
+__global__ void __launch_bounds__(kThreads) reduce_sorted(ScatterReduction reduction, T* y, const T* updates, N count, Divider<N> inner,
+                                                          N rows, N items, const N* targets, const N* order) {
   const N step = static_cast<N>(gridDim.x) * blockDim.x, width = inner.divisor;
   for (N at = static_cast<N>(blockIdx.x) * blockDim.x + threadIdx.x; at < count; at += step) {
     const N first = inner.quotient(at), column = at - first * width, target = targets[first];
@@ -67,7 +67,7 @@ size_t bytes_to_order(const Updates& u) {
 }
 
 template <typename N>
-void reduce_in_order(RunContext& r, Reduction reduction, const Updates& u, void* scratch) {
+void reduce_in_order(RunContext& r, ScatterReduction reduction, const Updates& u, void* scratch) {
   auto* at = static_cast<N*>(scratch);
   cub::DoubleBuffer<N> targets(at, at + 2 * u.items), order(at + u.items, at + 3 * u.items);
   const auto end = reinterpret_cast<uintptr_t>(at + 4 * u.items);
@@ -78,7 +78,7 @@ void reduce_in_order(RunContext& r, Reduction reduction, const Updates& u, void*
 
   const DType type = u.y.dtype;
   if (type == DType::boolean) {  // of 0 and 1, whatever is not a sum or product then
-    reduction = reduction == Reduction::add || reduction == Reduction::max ? Reduction::max : Reduction::min;
+    reduction = reduction == ScatterReduction::add || reduction == ScatterReduction::max ? ScatterReduction::max : ScatterReduction::min;
   }
   with_number_type(type, [&]<typename T>(TypeIs<T>) {
     const int64_t count = u.items * u.inner;
@@ -91,7 +91,7 @@ void reduce_in_order(RunContext& r, Reduction reduction, const Updates& u, void*
 
 template size_t bytes_to_order<uint32_t>(const Updates&);
 template size_t bytes_to_order<uint64_t>(const Updates&);
-template void reduce_in_order<uint32_t>(RunContext&, Reduction, const Updates&, void*);
-template void reduce_in_order<uint64_t>(RunContext&, Reduction, const Updates&, void*);
+template void reduce_in_order<uint32_t>(RunContext&, ScatterReduction, const Updates&, void*);
+template void reduce_in_order<uint64_t>(RunContext&, ScatterReduction, const Updates&, void*);
 
 }  // namespace fretsaw::cuda

@@ -2,7 +2,6 @@
 #include "kernels/cpu/movement.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "kernels/cpu/element_copy.h"
 #include "kernels/cuda/index_math.h"
@@ -109,15 +108,7 @@ CompiledKernel make_split(const CompileContext& c) {
   const auto run = [=](RunContext& r) {
     const TensorView& x = r.input(0);
     const size_t front = normalise_axis(axis, x.rank());
-    const auto outputs = static_cast<int64_t>(r.output_count());
-    if (named_parts > 0 && named_parts != outputs) {
-      throw Error("num_outputs is " + std::to_string(named_parts) + ", the node has " + std::to_string(outputs) + " outputs");
-    }
-    const std::vector<int64_t> sizes = r.has_input(1) ? r.input_ints(1) : equal_split(x.dims[front], outputs);
-    check_split(sizes, x.dims[front]);
-    if (static_cast<int64_t>(sizes.size()) != outputs) {
-      throw Error("split has " + std::to_string(sizes.size()) + " sizes, the node has " + std::to_string(outputs) + " outputs");
-    }
+    const std::vector<int64_t> sizes = split_sizes(r, named_parts, x.dims[front]);
     const PartRows rows(x.dims, front, layout, x.dtype);
     std::vector<RowPart> parts;
     int64_t offset = 0;
@@ -136,24 +127,9 @@ CompiledKernel make_split(const CompileContext& c) {
 
 void run_slice(RunContext& r, Layout layout) {
   const TensorView& x = r.input(0);
-  const std::vector<int64_t> starts = r.input_ints(1), ends = r.input_ints(2);
-  std::vector<int64_t> axes(starts.size()), steps(starts.size(), 1);
-  std::iota(axes.begin(), axes.end(), 0);
-  if (r.has_input(3)) axes = r.input_ints(3);
-  if (r.has_input(4)) steps = r.input_ints(4);
-  require(ends.size() == starts.size() && axes.size() == starts.size() && steps.size() == starts.size(),
-          "starts, ends, axes and steps are of unequal lengths");
-  const std::vector<size_t> front = normalise_axes(axes, x.rank());
-  Dims dims = x.dims, strides = strides_in(x.dims, layout);
-  int64_t offset = 0;
-  for (size_t i = 0; i < front.size(); ++i) {
-    const SliceRange range = slice_range(starts[i], ends[i], steps[i], x.dims[front[i]]);
-    offset += range.start * strides[front[i]];
-    dims[front[i]] = range.count;
-    strides[front[i]] *= range.step;
-  }
-  TensorView& y = device_output(r, 0, dims, x.dtype, layout);
-  copy_to_output(r, x, y, physical_dims(dims, layout), physical_dims(strides, layout), y.count() > 0 ? offset : 0);
+  const SlicedPart part = sliced_part(r, strides_in(x.dims, layout));
+  TensorView& y = device_output(r, 0, part.dims, x.dtype, layout);
+  copy_to_output(r, x, y, physical_dims(part.dims, layout), physical_dims(part.strides, layout), y.count() > 0 ? part.offset : 0);
 }
 
 CompiledKernel make_slice(const CompileContext& c) {

@@ -217,14 +217,12 @@ __global__ void __launch_bounds__(kThreads) keep_triangle(Triangle triangle, T* 
 CompiledKernel make_trilu(const CompileContext& c) {
   const bool upper = c.node().get_int("upper", 1) != 0;
   return {[upper](RunContext& r) {
-    const TensorView& x = r.input(0);  // [..., N, M]
-    require(x.rank() >= 2, "the input must be a matrix or a batch of them");
-    const int64_t rows = x.dims[x.rank() - 2], columns = x.dims[x.rank() - 1];
-    const int64_t k = r.has_input(1) ? std::clamp(input_int(r, 1), -rows - 1, columns + 1) : 0;
+    const TensorView& x = r.input(0);
+    const Diagonal diagonal = diagonal_of(r);
     TensorView& y = device_output(r, 0, x.dims, x.dtype);
     const int64_t count = y.count();
     if (count == 0) return;
-    const Triangle triangle{Divider<int64_t>(rows), Divider<int64_t>(columns), k, upper};
+    const Triangle triangle{Divider<int64_t>(diagonal.rows), Divider<int64_t>(diagonal.columns), diagonal.k, upper};
     with_unit(element_bytes(x.dtype), [&](auto* typed) {
       using T = std::remove_pointer_t<decltype(typed)>;
       keep_triangle<T><<<blocks_for(count, kThreads, 2), kThreads, 0, stream_of(r)>>>(triangle, y.as<T>(), x.as<const T>(), count);
