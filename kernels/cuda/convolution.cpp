@@ -36,7 +36,8 @@ class ConvolutionKernel {
     const Convolution& convolution = step_.convolution;
     const bool same =
         !convolution.channels_last || ((cells_of(given_weights_) == 1 || given_weights_[1] == 1) && given_weights_[1] == convolution.w[1]);
-    repacks_ = plan_->weight_form() != WeightForm::as_described || !same;
+    const WeightForm form = plan_->weight_form();
+    repacks_ = form != WeightForm::as_given && (form != WeightForm::as_described || !same);
     packs_x_ = step_.prepares_x && !plan_->takes_given_x();
     if (repacks_ && c.constants[1] && c.constants[1]->count() > 0) weights_ = packed_constant(gpu(c), c.constants[1]);
   }

@@ -48,6 +48,7 @@ enum class WeightForm : uint8_t {
   as_described,  // by Convolution::channels_last
   taps_first,    // [K..., O]: of depthwise convolutions
   few_channels,  // as pack_few_channels_weights makes it
+  as_given,      // the model's own [O, C, K...]
 };
 
 // One way to compute a convolution.

@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/convolution.h"
 #include "kernels/cuda/convolution_activation.cuh"
+#include "kernels/cuda/index_math.h"
 
 namespace fretsaw::cuda {
 
@@ -18,6 +19,7 @@ constexpr int kWarps = 4, kThreads = kWarps * 32;
 constexpr int kTileRows = 2 * kWarps, kTileColumns = 16;  // outputs of a block: each warp has two rows of 16
 constexpr int kChunk = 8;                                 // elements of K
 constexpr size_t kMostShared = 48 << 10;
+constexpr int kHeld = 20;  // elements of the next tile's patch that a thread holds while the block computes
 
 // Where a chunk of K begins in the patch, from a pixel's own beginning, and how many of its elements count.
 struct Chunk {
@@ -31,6 +33,8 @@ struct Tiles {
   int pitch, patch_rows, patch_columns, chunks;  // of the patch; chunks is even
   int tiles_h, tiles_w;
   int64_t tiles;
+  Divider<uint32_t> by_columns, by_channels;  // of the patch's elements, counted along its columns first, then channels, then rows
+  uint32_t patch_elements;
 };
 
 int chunks_of_row(const Convolution& c) {
@@ -66,6 +70,8 @@ Tiles tiles_of(const Convolution& c) {
   t.chunks = chunks_of(c);
   t.tiles_h = (t.OH + kTileRows - 1) / kTileRows, t.tiles_w = (t.OW + kTileColumns - 1) / kTileColumns;
   t.tiles = c.x[0] * t.tiles_h * t.tiles_w;
+  t.patch_elements = static_cast<uint32_t>(t.patch_rows * t.C * t.patch_columns);
+  t.by_columns = Divider<uint32_t>(t.patch_columns), t.by_channels = Divider<uint32_t>(t.C);
   return t;
 }
 
@@ -117,18 +123,48 @@ __device__ inline uint32_t two_of(const uint16_t* at, uint32_t mask) {
   return (static_cast<uint32_t>(at[0]) | static_cast<uint32_t>(at[1]) << 16) & mask;
 }
 
-// The part of image n that the outputs from (row, column) on see; zeros outside the image.
-__device__ inline void load_patch(const Tiles& t, const uint16_t* x, int row, int column, uint16_t* patch) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int first_h = row * t.stride_h - t.top, first_w = column * t.stride_w - t.left;
-  for (int line = warp; line < t.patch_rows * t.C; line += kWarps) {
-    const int patch_row = line / t.C, c = line % t.C, h = first_h + patch_row;
-    const uint16_t* from = x + h * t.x_row + c * t.x_channel;
-    for (int i = lane; i < t.patch_columns; i += 32) {
-      const int w = first_w + i;
-      const bool inside = h >= 0 && h < t.H && w >= 0 && w < t.W;
-      patch[patch_row * t.pitch + i * t.C + c] = inside ? from[w * t.x_column] : uint16_t{0};
-    }
+// A tile's place: the image, and its first output.
+struct TilePlace {
+  int64_t n;
+  int row, column;
+};
+__device__ inline TilePlace place_of(const Tiles& t, int64_t tile) {
+  const auto in_image = static_cast<uint32_t>(tile % (int64_t{t.tiles_h} * t.tiles_w));
+  const int row = static_cast<int>(in_image) / t.tiles_w;
+  return {tile / (int64_t{t.tiles_h} * t.tiles_w), row * kTileRows, (static_cast<int>(in_image) - row * t.tiles_w) * kTileColumns};
+}
+
+// Element `i` of the patch: its row, channel and column.
+struct PatchElement {
+  int row, c, column;
+};
+__device__ inline PatchElement patch_element(const Tiles& t, uint32_t i) {
+  const uint32_t line = t.by_columns.quotient(i), row = t.by_channels.quotient(line);
+  return {static_cast<int>(row), static_cast<int>(line - row * t.by_channels.divisor), static_cast<int>(i - line * t.by_columns.divisor)};
+}
+
+// A thread's elements of the part of the image that a tile sees, all loads under way at once; zeros outside the image.
+__device__ inline void hold_patch(const Tiles& t, const uint16_t* x, int64_t tile, uint16_t (&held)[kHeld]) {
+  const TilePlace place = place_of(t, tile);
+  const int first_h = place.row * t.stride_h - t.top, first_w = place.column * t.stride_w - t.left;
+  const uint16_t* image = x + place.n * t.x_image;
+#pragma unroll
+  for (int k = 0; k < kHeld; ++k) {
+    const uint32_t i = threadIdx.x + k * kThreads;
+    held[k] = 0;
+    if (i >= t.patch_elements) continue;
+    const PatchElement e = patch_element(t, i);
+    const int h = first_h + e.row, w = first_w + e.column;
+    if (h >= 0 && h < t.H && w >= 0 && w < t.W) held[k] = image[h * t.x_row + e.c * t.x_channel + w * t.x_column];
+  }
+}
+__device__ inline void store_patch(const Tiles& t, const uint16_t (&held)[kHeld], uint16_t* patch) {
+#pragma unroll
+  for (int k = 0; k < kHeld; ++k) {
+    const uint32_t i = threadIdx.x + k * kThreads;
+    if (i >= t.patch_elements) continue;
+    const PatchElement e = patch_element(t, i);
+    patch[e.row * t.pitch + e.column * t.C + e.c] = held[k];
   }
 }
 
@@ -158,7 +194,7 @@ struct Outputs {
 };
 
 template <typename T, int NT, bool kPairs>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 3)
     multiply_patches(const __grid_constant__ Tiles t, int row_chunks, const uint16_t* x, const uint4* w, Outputs<T, NT> outputs) {
   extern __shared__ __align__(16) char shared[];
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32, g = lane / 4, q = lane % 4;
@@ -173,13 +209,14 @@ __global__ void __launch_bounds__(kThreads)
     chunks[i] = {real ? kh * t.pitch + j : 0, real ? min(kChunk, t.KW * t.C - j) : 0};
   }
   outputs.channel = int64_t{blockIdx.y} * NT * 8 + q * 2 * NT;
+  uint16_t held[kHeld];
+  hold_patch(t, x, blockIdx.x, held);  // a block has a tile
   for (int64_t tile = blockIdx.x; tile < t.tiles; tile += gridDim.x) {
-    const int column = static_cast<int>(tile % t.tiles_w) * kTileColumns;
-    const int row = static_cast<int>(tile / t.tiles_w % t.tiles_h) * kTileRows;
-    const int64_t n = tile / t.tiles_w / t.tiles_h;
+    const TilePlace place = place_of(t, tile);
     __syncthreads();  // the last tile's patch has been read
-    load_patch(t, x + n * t.x_image, row, column, patch);
+    store_patch(t, held, patch);
     __syncthreads();
+    if (tile + gridDim.x < t.tiles) hold_patch(t, x, tile + gridDim.x, held);
     float sums[2][NT][4] = {};
     const uint16_t* own = patch + 2 * warp * t.stride_h * t.pitch + g * t.stride_w * t.C + 2 * q;
     const int half = 8 * t.stride_w * t.C, next_row = t.stride_h * t.pitch;
@@ -206,10 +243,10 @@ __global__ void __launch_bounds__(kThreads)
     }
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
-      const int oh = row + 2 * warp + m;
-      const int64_t line = (n * t.OH + oh) * t.OW;
-      if (oh < t.OH && column + g < t.OW) outputs.store(t, line + column + g, sums[m], 0);
-      if (oh < t.OH && column + g + 8 < t.OW) outputs.store(t, line + column + g + 8, sums[m], 2);
+      const int oh = place.row + 2 * warp + m, ow = place.column + g;
+      const int64_t line = (place.n * t.OH + oh) * t.OW;
+      if (oh < t.OH && ow < t.OW) outputs.store(t, line + ow, sums[m], 0);
+      if (oh < t.OH && ow + 8 < t.OW) outputs.store(t, line + ow + 8, sums[m], 2);
     }
   }
 }
@@ -217,7 +254,7 @@ __global__ void __launch_bounds__(kThreads)
 template <typename T, int NT, bool kPairs>
 void launch(const Convolution& c, const ConvolutionAddresses& at, int multiprocessors, cudaStream_t stream) {
   const Tiles t = tiles_of(c);
-  const dim3 blocks(static_cast<unsigned>(std::min<int64_t>(t.tiles, int64_t{4} * multiprocessors)),
+  const dim3 blocks(static_cast<unsigned>(std::min<int64_t>(t.tiles, int64_t{3} * multiprocessors)),
                     static_cast<unsigned>(column_blocks(c)));
   const Outputs<T, NT> outputs{c.bias ? static_cast<const T*>(at.bias) : nullptr, static_cast<T*>(at.y), c.activation, 0};
   multiply_patches<T, NT, kPairs><<<blocks, kThreads, shared_bytes(c), stream>>>(
@@ -246,7 +283,7 @@ bool has_few_channels(const Convolution& c) {
   if (c.x_channels < 1 || c.x_channels > 4 || c.w[0] % 8 != 0 || c.dilations != Dims{1, 1}) return false;
   if (c.w[2] > 15 || c.w[3] > 15 || c.strides[0] > 8 || c.strides[1] > 8) return false;
   if (c.x[2] >= 1 << 24 || c.x[3] >= 1 << 24 || column_blocks(c) > 65535) return false;
-  return shared_bytes(c) <= kMostShared;
+  return shared_bytes(c) <= kMostShared && tiles_of(c).patch_elements <= kHeld * kThreads;
 }
 
 size_t few_channels_weight_bytes(const Convolution& c) {

@@ -12,9 +12,6 @@ namespace {
 using PlanPtr = std::shared_ptr<ConvolutionPlan>;
 using Plans = std::vector<PlanPtr>;
 
-// What `saved` of the plans begins with; the rest is the inner plan's.
-constexpr char kCudnn = 'c', kWithEpilogue = 'e', kWithPadding = 'p', kDepthwise = 'd', kFewChannels = 'f', kDirect = 'x';
-
 class DirectPlan : public ConvolutionPlan {
  public:
   explicit DirectPlan(Convolution c) : convolution_(std::move(c)) {}
@@ -162,6 +159,8 @@ PlanPtr restore_plan(GpuDevice& device, const Convolution& c, const std::string&
       return has_depthwise(c) ? std::make_shared<DepthwisePlan>(c) : nullptr;
     case kFewChannels:
       return has_few_channels(c) ? std::make_shared<FewChannelsPlan>(c) : nullptr;
+    case kPatches:
+      return has_patches(c) ? patches_plan(device, c) : nullptr;
     case kCudnn: {
       PlanPtr plan = restored_cudnn_plan(device, rest);
       return plan ? std::make_shared<LibraryPlan>(std::move(plan)) : nullptr;
@@ -184,6 +183,7 @@ Plans candidate_plans(GpuDevice& device, const Convolution& c) {
   const size_t limit = candidates_for(c);
   if (has_depthwise(c)) plans.push_back(std::make_shared<DepthwisePlan>(c));
   if (has_few_channels(c)) plans.push_back(std::make_shared<FewChannelsPlan>(c));
+  if (has_patches(c)) plans.push_back(patches_plan(device, c));
   if (!cudnn_can_describe(c)) return {direct_plan(c)};
   const size_t before = plans.size();
   add_cudnn_plans(device, c, limit, plans);

@@ -146,6 +146,7 @@ void pad_constant_b(const CompileContext& c, ProductStep& step) {
   int64_t& line = s.b_column == 1 ? s.b_row : s.b_column;
   if (line < kShortestPadded || in_whole_packs(line, s.type) == line) return;
   line = step.padded_b = in_whole_packs(line, s.type);
+  if (s.b_column == 1) s.b_columns = line;
 }
 
 // The reason to refuse the step, or "".

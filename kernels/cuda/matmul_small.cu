@@ -237,7 +237,7 @@ bool takes_small_product(const ProductSpec& s) {
   if (s.type != DType::float32 && s.type != DType::float16 && s.type != DType::bfloat16) return false;
   if (s.M < 1 || s.M > kSmallRows || !s.batches.empty() || s.a_column != 1 || s.K < 1 || s.N < 1 || s.a_row > INT32_MAX) return false;
   const int64_t pack = s.type == DType::float32 ? 4 : 8;
-  if (s.b_column == 1) return s.N % pack == 0 && s.b_row % pack == 0 && s.N / (kLanes * pack) < 65535;
+  if (s.b_column == 1) return std::max(s.N, s.b_columns) % pack == 0 && s.b_row % pack == 0 && s.N / (kLanes * pack) < 65535;
   return s.K % pack == 0 && s.b_column % pack == 0 && (s.M == 1 || s.a_row % pack == 0);
 }
 

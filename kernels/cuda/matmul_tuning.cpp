@@ -40,7 +40,7 @@ class Bench {
  public:
   Bench(GpuDevice& device, const ProductSpec& spec) : device_(device), stream_(static_cast<cudaStream_t>(device.stream())) {
     const ProductExtents e = extents_of(spec);
-    operands_.a = filled(spec.type, e.a), operands_.b = filled(spec.type, e.b);
+    operands_.a = filled(spec.type, e.a), operands_.b = filled(spec.type, e.b + std::max<int64_t>(0, spec.b_columns - spec.N));
     operands_.d = filled(output_type(spec), e.d);
     if (spec.beta != 0) operands_.c = filled(spec.type, e.d);
     if (spec.bias) operands_.bias = filled(spec.type, spec.N);
@@ -107,9 +107,10 @@ std::vector<LtWay> ways_of(GpuDevice& device, const ProductSpec& spec, size_t al
   if (follows && add(kLt, spec, spec.N).lt->candidates(1).empty()) ways.clear();
   if (ways.empty()) add(kLt, follows ? without_epilogue(spec) : spec, spec.N).separate_epilogue = follows;
   if (takes_staging(spec)) {
-    ProductSpec narrow = spec;
-    narrow.out = DType::undefined;
-    add(kStaged, narrow, staged_row(spec)).staged = true;
+    ProductSpec staged = spec;
+    staged.out = DType::undefined;
+    if (spec.b_columns >= staged_row(spec) && !spec.bias) staged.N = staged_row(spec);
+    add(kStaged, staged, staged_row(spec)).staged = true;
   }
   return ways;
 }
