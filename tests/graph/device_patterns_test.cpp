@@ -244,6 +244,24 @@ TEST(SinkReshapes, LeavesOthers) {
   for (const auto& [body, expected] : cases) EXPECT_EQ(ops(*rows_model(body).graph), expected);
 }
 
+TEST(MeansToPoolings, OverAllCells) {
+  Model model = inferred(
+      "g (float[2,8,3,5] x) => (float[2,8,1,1] a, float[2,8] b) <int64[2] last = {-1,2}, int64[2] cells = {2,3}> "
+      "{ a = ReduceMean<keepdims=1>(x, last) b = ReduceMean<keepdims=0>(x, cells) }");
+  recognise_for_devices(model);
+  EXPECT_EQ(ops(*model.graph), "GlobalAveragePool GlobalAveragePool Reshape");
+  expect_sound(model);
+}
+
+TEST(MeansToPoolings, LeavesOthers) {
+  Model model = inferred(
+      "g (float[2,8,3,5] x, int64[2,8,3,5] n, float[2,8] m) => (float[2,8,3,1] a, float[2,1,1,1] b, int64[2,8,1,1] c, float[2,1] d) "
+      "<int64[1] one = {3}, int64[3] three = {1,2,3}, int64[2] cells = {2,3}, int64[1] last = {1}> "
+      "{ a = ReduceMean(x, one) b = ReduceMean(x, three) c = ReduceMean(n, cells) d = ReduceMean(m, last) }");
+  recognise_for_devices(model);
+  EXPECT_EQ(ops(*model.graph), "ReduceMean ReduceMean ReduceMean ReduceMean");
+}
+
 const std::string kProducts =
     "g (float[2,3,2] x) => (float[2,3,2] a, float[2,3,3] b, float[2,3,1] c) <float[2,2] u = {1,2,3,4}, float[2,3] v = {5,6,7,8,9,10}, "
     "float[2,1] w = {11,12}, float[2] bu = {1,2}, float[1] bw = {3}> ";
