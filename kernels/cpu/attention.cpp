@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <optional>
 
 #include "graph/device_operators.h"
+#include "kernels/cpu/attention_settings.h"
 #include "kernels/cpu/element_copy.h"
 #include "kernels/cpu/families.h"
 #include "kernels/cpu/matmul.h"
@@ -17,30 +17,21 @@
 
 namespace fretsaw {
 
+AttentionSettings::AttentionSettings(const Node& node)
+    : causal(node.get_int("is_causal", 0) != 0),
+      q_heads(node.get_int("q_num_heads", 0)),
+      kv_heads(node.get_int("kv_num_heads", 0)),
+      softcap(node.get_float("softcap", 0)),
+      mode(node.get_int("qk_matmul_output_mode", 0)) {
+  constexpr int64_t kWidest = int64_t{1} << 40;  // wider than any sequence; sums with it do not overflow
+  left = std::min(node.get_int("left_window_size", -1), kWidest);
+  right = std::min(node.get_int("right_window_size", -1), kWidest);
+  if (node.has("scale")) scale = node.get_float("scale", 1);
+  require(mode >= 0 && mode <= 3, "qk_matmul_output_mode is not 0 to 3", "use one of these");
+  require(left >= -1 && right >= -1, "a window size of Attention is below -1", "use -1 for no window");
+}
+
 namespace {
-
-constexpr int64_t kWidest = int64_t{1} << 40;  // wider than any sequence; sums with it do not overflow
-
-struct AttentionSettings {
-  explicit AttentionSettings(const Node& node)
-      : causal(node.get_int("is_causal", 0) != 0),
-        q_heads(node.get_int("q_num_heads", 0)),
-        kv_heads(node.get_int("kv_num_heads", 0)),
-        softcap(node.get_float("softcap", 0)),
-        mode(node.get_int("qk_matmul_output_mode", 0)),
-        left(node.get_int("left_window_size", -1)),
-        right(node.get_int("right_window_size", -1)) {
-    if (node.has("scale")) scale = node.get_float("scale", 1);
-    require(mode >= 0 && mode <= 3, "qk_matmul_output_mode is not 0 to 3", "use one of these");
-    left = std::min(left, kWidest), right = std::min(right, kWidest);
-    require(left >= -1 && right >= -1, "a window size of Attention is below -1", "use -1 for no window");
-  }
-  bool causal;
-  int64_t q_heads, kv_heads;
-  std::optional<float> scale;
-  float softcap;
-  int64_t mode, left, right;
-};
 
 // Rows of one head: element (b, h, s, d) stands at data[b * batch + h * head + s * row + d].
 template <typename T>

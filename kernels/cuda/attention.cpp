@@ -6,34 +6,12 @@
 #include <optional>
 
 #include "graph/device_operators.h"
+#include "kernels/cpu/attention_settings.h"
 #include "kernels/cpu/element_copy.h"
 #include "kernels/cuda/attention_cudnn.h"
 
 namespace fretsaw::cuda {
 namespace {
-
-constexpr int64_t kWidest = int64_t{1} << 40;  // wider than any sequence; sums with it do not overflow
-
-struct Settings {
-  explicit Settings(const Node& node)
-      : causal(node.get_int("is_causal", 0) != 0),
-        q_heads(node.get_int("q_num_heads", 0)),
-        kv_heads(node.get_int("kv_num_heads", 0)),
-        softcap(node.get_float("softcap", 0)),
-        mode(static_cast<int>(node.get_int("qk_matmul_output_mode", 0))),
-        left(std::min(node.get_int("left_window_size", -1), kWidest)),
-        right(std::min(node.get_int("right_window_size", -1), kWidest)) {
-    if (node.has("scale")) scale = node.get_float("scale", 1);
-    require(mode >= 0 && mode <= 3, "qk_matmul_output_mode is not 0 to 3", "use one of these");
-    require(left >= -1 && right >= -1, "a window size of Attention is below -1", "use -1 for no window");
-  }
-  bool causal;
-  int64_t q_heads, kv_heads;
-  std::optional<float> scale;
-  float softcap;
-  int mode;
-  int64_t left, right;
-};
 
 // The dimensions of the node's inputs; empty where one is left out.
 struct InputDims {
@@ -69,7 +47,7 @@ struct Operands {
   Dims y_dims;
 };
 
-Operands operands_of(const InputDims& in, const Settings& s) {
+Operands operands_of(const InputDims& in, const AttentionSettings& s) {
   require(in.q.size() == in.k.size() && in.q.size() == in.v.size(), "Q, K and V have different ranks", "give all 3 or all 4 dimensions");
   Operands o;
   o.q = heads_of(in.q, s.q_heads), o.k = heads_of(in.k, s.kv_heads), o.v = heads_of(in.v, s.kv_heads);
@@ -113,7 +91,8 @@ void read_mask(AttentionProblem& p, Dims dims, DType type) {
   p.mask_spread = dims[3] == 1 && p.T != 1;
 }
 
-Plan plan_of(const Settings& s, const Operands& o, const InputDims& in, DType type, DType mask_type, bool has_lengths, bool wants_present) {
+Plan plan_of(const AttentionSettings& s, const Operands& o, const InputDims& in, DType type, DType mask_type, bool has_lengths,
+             bool wants_present) {
   Plan plan;
   AttentionProblem& p = plan.p;
   const Heads& q = o.q;
@@ -140,7 +119,8 @@ Plan plan_of(const Settings& s, const Operands& o, const InputDims& in, DType ty
   p.T = static_cast<int>(T), p.D = static_cast<int>(q.D), p.V = static_cast<int>(v.D);
   p.q_at = q.at, p.k_at = k.at, p.v_at = v.at, p.y_at = o.y.at;
   p.scale = s.scale ? *s.scale : 1.0f / std::sqrt(static_cast<float>(q.D));
-  p.softcap = s.softcap, p.causal = s.causal, p.left = s.left, p.right = s.right, p.past = plan.past, p.scores_mode = s.mode;
+  p.softcap = s.softcap, p.causal = s.causal, p.left = s.left, p.right = s.right, p.past = plan.past;
+  p.scores_mode = static_cast<int>(s.mode);
   read_mask(p, in.mask, mask_type);
   // How cuDNN is told about masks: plain causality by itself, everything else as a bias.
   FusedAttentionMasks& m = plan.masks;
@@ -272,7 +252,7 @@ class AttentionKernel {
     if (bias) clear_hidden(p, plan.masks, hidden, stream_of(r));
   }
 
-  Settings settings_;
+  AttentionSettings settings_;
   std::optional<AttentionViews> views_;  // of a StridedAttention
   std::shared_ptr<FusedAttention> fused_;
 };

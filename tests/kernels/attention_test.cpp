@@ -97,6 +97,11 @@ TEST(RotaryEmbedding, RotatesPairs) {
   expect_near(run_op("RotaryEmbedding", {x, cosine, sine, positions}, {attribute("interleaved", int64_t{1})})[0],
               {1, 2, -4, 3, 5 * 0.6 - 6 * 0.8, 5 * 0.8 + 6 * 0.6, 7 * 0.8 - 8 * 0.6, 7 * 0.6 + 8 * 0.8});
   EXPECT_THROW(run_op("RotaryEmbedding", {x, cosine, sine, tensor_as(DType::int64, {1, 2}, {1, 3})}), Error);
+  // Only of [B,S,H*D] the number of heads must be told.
+  const RuntimeValue none = tensor_as(DType::float32, {1, 0, 2, 4}, {}),
+                     flat = tensor_as(DType::float32, {1, 2, 4}, {1, 2, 3, 4, 5, 6, 7, 8});
+  EXPECT_EQ(run_op("RotaryEmbedding", {none, cosine, sine, positions})[0].tensor.dims, (Dims{1, 0, 2, 4}));
+  EXPECT_THROW(run_op("RotaryEmbedding", {flat, cosine, sine, positions}), Error);
 }
 
 double sigmoid(double x) {
