@@ -2,7 +2,9 @@
 #include <algorithm>
 
 #include "kernels/cpu/element_copy.h"
+#include "kernels/cpu/reduced_dims.h"
 #include "kernels/cuda/index_math.h"
+#include "kernels/cuda/pointwise.h"
 #include "kernels/cuda/reductions.h"
 
 namespace fretsaw::cuda {
@@ -23,25 +25,7 @@ std::string refuse_other_numbers(const CompileContext& c, bool booleans) {
 
 namespace {
 
-// Which dimensions go: those that input 1 names, or all of them.
-std::vector<bool> reduced_dimensions(const std::vector<int64_t>& axes, size_t rank, bool none_when_empty) {
-  std::vector<bool> reduce(rank, axes.empty() && !none_when_empty);
-  for (size_t axis : normalise_axes(axes, rank)) reduce[axis] = true;
-  return reduce;
-}
-
-Dims reduced_dims(const Dims& dims, const std::vector<bool>& reduce, bool keep) {
-  Dims out;
-  for (size_t i = 0; i < dims.size(); ++i) {
-    if (!reduce[i])
-      out.push_back(dims[i]);
-    else if (keep)
-      out.push_back(1);
-  }
-  return out;
-}
-
-// The same for dimensions in the order of memory.
+// For each dimension in the order of memory whether it goes.
 std::vector<bool> physical_flags(const std::vector<bool>& reduce, Layout layout) {
   std::vector<bool> flags(reduce.size());
   for (size_t i = 0; i < reduce.size(); ++i) flags[physical_axis(i, layout)] = reduce[i];
@@ -113,9 +97,8 @@ std::string unsupported_ordered(const CompileContext& c) {
 
 void register_reductions(KernelRegistry& registry) {
   const auto add = [&](const char* op, CompiledKernel (*make)(const CompileContext&), bool ordered = false) {
-    KernelRecord record{.op = op, .make = make, .unsupported = ordered ? unsupported_ordered : unsupported_numbers, .host_inputs = {1}};
-    record.follows = record.op == "ReduceMean" || record.op == "ReduceSum" || record.op == "ReduceMax";
-    registry.add(record);
+    const auto unsupported = ordered ? unsupported_ordered : unsupported_numbers;
+    registry.add(with_row_steps({.op = op, .make = make, .unsupported = unsupported, .host_inputs = {1}}));
   };
   add("ReduceSum", make_sum<SumTerm::plain, SumFinish::none>);
   add("ReduceMean", make_sum<SumTerm::plain, SumFinish::mean>);
