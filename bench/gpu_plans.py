@@ -7,9 +7,9 @@ import time
 import numpy as np
 from gpu_common import host_nodes
 from gpu_llama import Llama
-from gpu_speed import CASES, Worker, device_ms, torch_exporter
+from gpu_speed import Worker, device_ms
 
-TENSOR_WANTED = {1: 0.80, 2048: 0.98}  # of the peer's time, by tokens
+TENSOR_LAYERS, TENSOR_WANTED = 8, {1: 0.80, 2048: 0.98}  # of the peer's time, by tokens
 LAYERS, MICRO_BATCHES, LENGTH = 16, 8, 1024
 RANDOM = ("--random-weights", 1)
 
@@ -40,33 +40,39 @@ def agreement(fretsaw, plan, model, inputs, options):
     return max((d for d in differences if d is not None), default=None), "" if done.code == 0 else "results differ from one GPU's"
 
 
+def write_layers(folder, layers, batch, length):
+    """Llama-7B layers without their weights, with inputs."""
+    model, inputs = os.path.join(folder, "model.onnx"), os.path.join(folder, "inputs")
+    os.makedirs(inputs)
+    Llama(layers, 4096, 32, 32, 11008).write(model, batch, length)
+    np.save(os.path.join(inputs, "ids.npy"), np.random.default_rng(0).integers(0, 512, (batch, length)))
+    return model, inputs
+
+
 def tensor(arguments, fretsaw, report):
     """8 Llama-7B layers shared by two GPUs."""
-    cases = [case for case in CASES if case.model == "llama7b"]
     with tempfile.TemporaryDirectory(prefix="fretsaw_tensor_") as folder:
-        exporter = Worker(torch_exporter, cases, folder)
-        exporter.wait(time.monotonic() + arguments.prepare_limit)
-        exporter.end()
-        lengths, file = [case.length for case in cases], os.path.join(folder, "peer.json")
-        peer = Worker(torch_megatron, 2, 8, lengths, not arguments.quick, free_port(), file)
+        file = os.path.join(folder, "peer.json")
+        peer = Worker(torch_megatron, 2, TENSOR_LAYERS, list(TENSOR_WANTED), not arguments.quick, free_port(), file)
         times = peer.wait(time.monotonic() + arguments.prepare_limit)
         peer.end()
-        for case in cases:
-            name = f"8 Llama-7B layers, {case.length} tokens"
-            if exporter.error or peer.error:
-                report.failed("tensor", name, exporter.error or peer.error)
+        for length, wanted in TENSOR_WANTED.items():
+            name = f"{TENSOR_LAYERS} Llama-7B layers, {length} tokens"
+            if peer.error:
+                report.failed("tensor", name, peer.error)
             else:
-                measure_tensor(arguments, fretsaw, report, case, times[case.length], name, folder)
+                here = os.path.join(folder, str(length))
+                measure_tensor(arguments, fretsaw, report, name, length, wanted, times[length], here)
     report.summary("tensor")
 
 
-def measure_tensor(arguments, fretsaw, report, case, times, name, folder):
-    here = os.path.join(folder, case.name.replace(" ", "_"))
-    model, inputs, plan = (os.path.join(here, part) for part in ("model.onnx", "inputs", "plan"))
-    error = partitioned(fretsaw, model, plan, "tensor=2")
+def measure_tensor(arguments, fretsaw, report, name, length, wanted, times, folder):
+    model, inputs = write_layers(folder, TENSOR_LAYERS, 1, length)
+    plan = os.path.join(folder, "plan")
+    error = partitioned(fretsaw, model, plan, "tensor=2", "--structure-only")
     if error:
         return report.failed("tensor", name, error)
-    options = fretsaw.on(arguments.devices[:2])
+    options = (*fretsaw.on(arguments.devices[:2]), *RANDOM)
     difference, error = agreement(fretsaw, plan, model, inputs, options)
     bench = fretsaw("bench", plan, "--inputs", inputs, *options)
     error = bench.error or error
@@ -77,22 +83,13 @@ def measure_tensor(arguments, fretsaw, report, case, times, name, folder):
     remark = f"PyTorch + NCCL {best:.3f} ms ({way}), fretsaw {ours:.3f} ms ({what}; step {bench.json['time_ms']['median']:.3f}), "
     remark += f"from one GPU {difference or 0:.1e}"
     details = {"peer_ms": times, "fretsaw": bench.json, "difference": difference}
-    report.row("tensor", name, ours / best, TENSOR_WANTED[case.length], remark=remark, **details)
-
-
-def write_layers(folder, batch):
-    """16 Llama-7B layers without their weights, with inputs."""
-    model, inputs = os.path.join(folder, "model.onnx"), os.path.join(folder, "inputs")
-    Llama(LAYERS, 4096, 32, 32, 11008).write(model, batch, LENGTH)
-    os.makedirs(inputs)
-    np.save(os.path.join(inputs, "ids.npy"), np.random.default_rng(0).integers(0, 512, (batch, LENGTH)))
-    return model, inputs
+    report.row("tensor", name, ours / best, wanted, remark=remark, **details)
 
 
 def pipeline(arguments, fretsaw, report):
     """A pipeline's step against what its busiest rank computes; data parallelism against one GPU."""
     with tempfile.TemporaryDirectory(prefix="fretsaw_pipeline_") as folder:
-        model, inputs = write_layers(folder, MICRO_BATCHES)
+        model, inputs = write_layers(os.path.join(folder, "whole"), LAYERS, MICRO_BATCHES, LENGTH)
         two = fretsaw.on(arguments.devices[:2])
         answers = {}
         for mesh, options in (("pipeline=2", ("--micro-batches", MICRO_BATCHES)), ("data=2", ())):

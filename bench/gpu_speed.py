@@ -102,12 +102,6 @@ def torch_server(*arguments):
     serve(*arguments)
 
 
-def torch_exporter(*arguments):
-    from gpu_torch import export_cases
-
-    export_cases(*arguments)
-
-
 def device_ms(answer):
     """The device's time between inputs there and outputs there where it is told, the whole step's elsewhere, and which it is."""
     told = "device_ms" in answer

@@ -227,16 +227,3 @@ def serve(cases, folder, compiles, connection):
     except Exception as error:
         traceback.print_exc()
         connection.send(("failed", f"PyTorch: {first_line(error)}"))
-
-
-def export_cases(cases, folder, connection):
-    """Exports only: for subcommands that have a peer of their own."""
-    try:
-        name = cases[0].model
-        model = to_type(build(name, DEVICE), name, SERVING[cases[0].precision]).to("cpu")
-        for case in cases:
-            export(model, make_inputs(case, "cpu"), os.path.join(folder, case.name.replace(" ", "_")))
-        connection.send(("ready", 0.0))
-    except Exception as error:
-        traceback.print_exc()
-        connection.send(("failed", f"PyTorch: {first_line(error)}"))
