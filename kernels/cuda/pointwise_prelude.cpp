@@ -111,6 +111,13 @@ template <typename T, typename F> FN T to_integer(F x) {
   return T(to_int64(x));
 }
 
+// erf with an absolute error up to 2e-7: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26.
+FN float coarse_erf(float x) {
+  const float z = ::fabsf(x), t = __fdividef(1.0f, 1.0f + 0.3275911f * z);
+  const float sum = t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
+  return ::copysignf(1.0f - sum * __expf(-z * z), x);
+}
+
 // 8-bit floats: kExponent bits of exponent, kMantissa of mantissa. kSpecial: 0 infinities as in IEEE; 1 all ones is NaN; 2 NaN is -0.
 template <int kExponent, int kMantissa, int kBias, int kSpecial> struct Float8 {
   static constexpr int kNan = kSpecial == 2 ? 0x80 : 0x7f, kInfinity = ((1 << kExponent) - 1) << kMantissa;
