@@ -12,15 +12,17 @@ namespace {
 
 constexpr size_t piece_bytes = size_t{64} << 20;  // of a tensor that the host makes: large enough for all of its cores
 
-const void* identity_of(const TensorPtr& tensor) {
-  return tensor->data ? static_cast<const void*>(tensor->data) : tensor.get();
+// A part of a tensor may begin where the whole does: the number of bytes tells them apart.
+std::pair<const void*, std::string> key_of(const TensorPtr& tensor, const std::string& form) {
+  const void* identity = tensor->data ? static_cast<const void*>(tensor->data) : tensor.get();
+  return {identity, std::to_string(tensor->bytes()) + " " + form};
 }
 
 }  // namespace
 
 std::shared_ptr<void> Device::constant(const TensorPtr& tensor, const std::string& form, size_t bytes,
                                        const std::function<void(void*)>& fill) {
-  Constant& known = constants_[{identity_of(tensor), form}];
+  Constant& known = constants_[key_of(tensor, form)];
   // An address may have been used again: the bytes are the same ones while their owner lives.
   if (auto memory = known.memory.lock(); memory && known.tensor.lock()) return memory;
   void* made = allocate(bytes);
@@ -39,7 +41,7 @@ std::shared_ptr<void> Device::constant(const TensorPtr& tensor) {
 }
 
 bool Device::holds(const TensorPtr& tensor) const {
-  const auto known = constants_.find({identity_of(tensor), ""});
+  const auto known = constants_.find(key_of(tensor, ""));
   return known != constants_.end() && !known->second.memory.expired() && !known->second.tensor.expired();
 }
 

@@ -252,7 +252,7 @@ class Compiler {
   void add_device_kernel(const Unit& unit) {
     const Node& node = *unit.front();
     const KernelRecord& record = *device_->kernels().find(node.op, node.domain);
-    if (unit.size() == 1 && record.view && add_alias(node)) return;
+    if (unit.size() == 1 && record.view && add_alias(node, Memory::device)) return;
     CompileContext c = context(unit);
     if (const std::string reason = why_unsupported_on_device(c); !reason.empty())
       throw Error("the kernel on " + device_->name() + " does not support " + reason, "report this as a fault");
@@ -312,8 +312,8 @@ class Compiler {
     return c;
   }
 
-  // A view of known shape costs nothing: its slot points where its input points.
-  bool add_alias(const Node& node) {
+  // A view of known shape costs nothing: its slot points where its input points, in the memory that is wanted.
+  bool add_alias(const Node& node, std::optional<Memory> wanted = std::nullopt) {
     const Value *in = node.input(0), *out = node.out(0);
     if (!in || !out || node.outputs.size() != 1) return false;
     Slot slot = slot_of_type(out->type, Place::pool);
@@ -323,7 +323,7 @@ class Compiler {
     Step step;
     step.kind = Step::Kind::alias;
     step.node = &node;
-    slot.memory = source.memory;
+    slot.memory = wanted.value_or(source.memory);
     step.inputs = {slot_in(in, Layout::plain, slot.memory)};
     slot.external = program_->slots[static_cast<size_t>(step.inputs[0])].external;
     step.outputs = {add_slot(std::move(slot))};
@@ -411,12 +411,24 @@ class Compiler {
                 "use smaller inputs, more micro-batches, more stages or more devices", ErrorCode::device);
   }
 
+  std::vector<bool> read_slots() const {
+    std::vector<bool> read(program_->slots.size());
+    const auto mark = [&](int slot) {
+      if (slot >= 0) read[static_cast<size_t>(slot)] = true;
+    };
+    for (const Step& step : program_->steps) std::for_each(step.inputs.begin(), step.inputs.end(), mark);
+    std::for_each(program_->outputs.begin(), program_->outputs.end(), mark);
+    return read;
+  }
+
   // Values and pointers to them, once their number is known.
   void connect() {
     Program& p = *program_;
     p.values.resize(p.slots.size());
+    const std::vector<bool> read = read_slots();
     for (size_t i = 0; i < p.slots.size(); ++i) {
       const Slot& slot = p.slots[i];
+      if (constants_[i] && !read[i]) continue;  // the device has it in a form of its own
       if (constants_[i] && slot.memory == Memory::device) {
         p.values[i].kind = RuntimeValue::Kind::tensor;
         p.values[i].owner = device_->constant(constants_[i]);

@@ -250,6 +250,7 @@ bool capture(Program& program, Segment& segment, StepMemory& memory, RankContext
   const bool counting = std::exchange(rank.counts_communication, true);
   std::vector<int64_t> calls;
   for (const auto& group : rank.groups) calls.push_back(group.calls);
+  std::exception_ptr failure;
   rank.device->begin_capture();
   try {
     for (size_t i = segment.first; i <= segment.last; ++i) run_step(program, program.steps[i], memory, rank, depth);
@@ -259,17 +260,21 @@ bool capture(Program& program, Segment& segment, StepMemory& memory, RankContext
     segment.refused = true;
   } catch (...) {
     rank.device->abandon_capture();
-    throw;
+    failure = std::current_exception();
   }
   segment.communication = std::exchange(rank.communication, std::move(before));
   rank.counts_communication = counting;
   for (size_t i = 0; i < calls.size(); ++i) rank.groups[i].calls = calls[i];
+  if (failure) std::rethrow_exception(failure);
   return !segment.refused;
 }
 
 // The first run makes what kernels make once (workspaces, connections); the second is captured.
 bool run_segment(Program& program, Segment& segment, StepMemory& memory, RankContext& rank, size_t depth) {
   if (program.runs == 0 || segment.refused || rank.trace) return false;
+  const void* scratch = rank.device_memory->scratch.data();  // steps that ran before it in this run may have moved it
+  if (segment.scratch != scratch) segment.work.reset();
+  segment.scratch = scratch;
   if (!segment.work && !capture(program, segment, memory, rank, depth)) return false;
   rank.device->launch(*segment.work);
   for (const CommunicationCount& c : segment.communication) {
@@ -282,7 +287,7 @@ bool run_segment(Program& program, Segment& segment, StepMemory& memory, RankCon
 }  // namespace
 
 void forget_captured(Program& program) {
-  for (Segment& segment : program.segments) segment.work.reset();
+  for (Segment& segment : program.segments) segment.work.reset(), segment.refused = false;
   program.runs = 0;
 }
 
@@ -290,10 +295,6 @@ void run_program(Program& program, std::span<const RuntimeValue* const> inputs, 
                  size_t depth) {
   if (depth > 64) throw Error("control flow is nested more than 64 deep", "flatten the model");
   bind_arena(program, rank, depth);
-  if (program.device && rank.device_memory->scratch.data() != program.captured_scratch) {
-    forget_captured(program);
-    program.captured_scratch = rank.device_memory->scratch.data();
-  }
   take_inputs(program, inputs, rank);
   StepMemory memory(program, rank);
   auto segment = program.segments.begin();

@@ -99,7 +99,7 @@ void from_constant(const TensorPtr& given, RuntimeValue& value, RankContext* ran
   if (!tensor->data) value.tensor.data = &nothing;
   if (reinterpret_cast<uintptr_t>(value.tensor.data) % alignment_of(tensor->dtype) == 0) return;
   std::shared_ptr<void> found;
-  std::shared_ptr<void>& copy = rank ? rank->aligned_constants[tensor->data] : found;
+  std::shared_ptr<void>& copy = rank ? rank->aligned_constants[{tensor->data, tensor->bytes()}] : found;
   if (!copy) {
     RuntimeValue aligned = make_value(tensor->dtype, tensor->dims);
     std::memcpy(aligned.tensor.data, tensor->data, tensor->bytes());

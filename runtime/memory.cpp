@@ -78,7 +78,13 @@ std::shared_ptr<void> BufferPool::take(size_t bytes) {
     std::atomic_thread_fence(std::memory_order_acquire);  // what another thread did with the buffer is over
     return {block, block->data()};
   }
-  list.push_back(std::make_shared<Block>(size_class(bytes), count_, device_, pins_));
+  const auto add = [&] { list.push_back(std::make_shared<Block>(size_class(bytes), count_, device_, pins_)); };
+  try {
+    add();
+  } catch (const Error&) {  // what nobody holds may be enough
+    trim();
+    add();
+  }
   return {list.back(), list.back()->data()};
 }
 

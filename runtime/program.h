@@ -72,9 +72,9 @@ struct RankContext {
     std::vector<TensorPtr> inputs, outputs;
   };
   std::vector<Folded> folded;
-  MergedWeights merged_weights;                                              // of products that run as one on a device
-  std::unordered_map<const void*, std::shared_ptr<void>> aligned_constants;  // copies of constants that lie at odd addresses
-  std::map<TensorPtr, TensorPtr> made_constants;                             // with their bytes, of those that had only a generator
+  MergedWeights merged_weights;                                                       // of products that run as one on a device
+  std::map<std::pair<const void*, size_t>, std::shared_ptr<void>> aligned_constants;  // copies of constants that lie at odd addresses
+  std::map<TensorPtr, TensorPtr> made_constants;  // with their bytes, of those that had only a generator
 };
 
 // One edge of a program: what is known about it when the program is compiled.
@@ -109,6 +109,7 @@ struct Step {
 struct Segment {
   size_t first = 0, last = 0;
   std::shared_ptr<CapturedWork> work;
+  const void* scratch = nullptr;                  // where it was when the work was captured
   std::vector<CommunicationCount> communication;  // of its collectives
   bool refused = false;                           // something in it could not be captured
 };
@@ -124,7 +125,6 @@ struct Program {
   std::byte *bound_arena = nullptr, *bound_device_arena = nullptr;  // where `values` point now
   std::shared_ptr<Device> device;                                   // null: all on the host
   std::vector<Segment> segments;
-  const void* captured_scratch = nullptr;  // where the device's scratch was when segments were captured
   int64_t runs = 0;
   std::vector<HostFallback> fallbacks;
 };

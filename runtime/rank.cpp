@@ -434,6 +434,7 @@ void Rank::limit_sends(Communicator& communicator) {
   drop_done();
   while (sending_.size() > sends_in_flight * std::max<size_t>(plan_->routes.size(), 1)) {
     advance_posted(communicator);
+    let_go_of_parcels(/*wait=*/false);
     std::this_thread::sleep_for(std::chrono::microseconds(20));
     drop_done();
   }

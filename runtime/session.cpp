@@ -141,6 +141,7 @@ struct Session::Impl {
     allocations = count_allocations() - before;
     if (!failure) return;
     for (auto& rank : ranks) rank->forget_step();
+    if (group.mailbox) group.mailbox->clear();  // its parcels' memory is their senders'
     std::rethrow_exception(std::exchange(failure, nullptr));
   }
 

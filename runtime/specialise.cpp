@@ -201,6 +201,7 @@ Specialised specialise(const Model& model, const std::vector<Value*>& inputs, co
   std::erase_if(rank.folded, [](const auto& known) {
     return std::all_of(known.outputs.begin(), known.outputs.end(), [](const TensorPtr& t) { return t.use_count() <= 1; });
   });
+  std::erase_if(rank.merged_weights, [](const auto& known) { return known.second.use_count() <= 1; });
   Specialised made;
   auto copy = std::make_shared<Model>(model);
   ValueMap map;

@@ -118,7 +118,7 @@ class ProductMerger {
     Product& first = products[0];
     Node& node = *first.node;
     node.inputs[1] = constant(kept_joined(weights, turned ? 0 : 1), first.weight->name);
-    if (biased) bias_of_all(first, constant(joined(biases, 0), "merged_bias"));
+    if (biased) bias_of_all(first, constant(joined(biases, 0, /*vectors=*/true), "merged_bias"));
     for (const Product& p : products) {
       for (const Node* n : {p.node, p.adding})
         if (n) groups_.insert(n->group);
@@ -152,7 +152,9 @@ class ProductMerger {
 
   TensorPtr kept_joined(const std::vector<TensorPtr>& parts, size_t axis) {
     if (!kept_) return joined(parts, axis);
-    TensorPtr& tensor = (*kept_)[parts];
+    std::vector<TensorPtr> key = parts;
+    if (axis == 0) key.push_back(nullptr);  // the same matrices may be joined the other way too
+    TensorPtr& tensor = (*kept_)[key];
     if (!tensor) tensor = joined(parts, axis);
     return tensor;
   }
@@ -165,10 +167,9 @@ class ProductMerger {
     return tensor;
   }
 
-  // Joined along `axis`: 0, or the last.
-  static TensorPtr joined(const std::vector<TensorPtr>& parts, size_t axis) {
+  // Matrices joined along `axis`, 0 or the last; or the elements of `vectors` behind each other.
+  static TensorPtr joined(const std::vector<TensorPtr>& parts, size_t axis, bool vectors = false) {
     Dims dims = parts[0]->dims;
-    const bool vectors = axis == 0 && parts[0]->dims.size() != 2;
     if (vectors) dims = {0};
     dims[axis] = 0;
     for (const TensorPtr& p : parts) dims[axis] += vectors ? p->count() : p->dims[axis];

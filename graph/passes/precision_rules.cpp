@@ -17,7 +17,8 @@ using onnx::OpSchema;
 
 // Operators that stay in float32: quantised scales, coordinates, counting, transforms of signals.
 bool stays_wide(const Node& node) {
-  static const std::unordered_set<std::string> ops = {"QuantizeLinear",
+  static const std::unordered_set<std::string> ops = {"BitCast",
+                                                      "QuantizeLinear",
                                                       "DequantizeLinear",
                                                       "DynamicQuantizeLinear",
                                                       "QLinearConv",

@@ -23,10 +23,10 @@ bool moves_nothing(const Node& transpose) {
   return !perm.empty();
 }
 
-// Whether the node takes the mean over all cells of each channel of [N, C, D...].
+// Whether the node takes the mean over all cells of each channel of an image [N, C, H, W] or more; a mean over lines is one of rows.
 bool is_mean_over_cells(const Node& node) {
   const auto x = static_dims(node.input(0));
-  if (!node.is("ReduceMean") || !x || x->size() < 3 || !is_float(node.input(0)->type.dtype) || !is_fixed(node.input(1))) return false;
+  if (!node.is("ReduceMean") || !x || x->size() < 4 || !is_float(node.input(0)->type.dtype) || !is_fixed(node.input(1))) return false;
   std::vector<int64_t> axes = int_values(*node.input(1)->constant).value_or(std::vector<int64_t>{});
   const auto rank = static_cast<int64_t>(x->size());
   for (int64_t& axis : axes) axis += axis < 0 ? rank : 0;
@@ -68,7 +68,7 @@ void transposes_to_reshapes(Model& model) {
   for_each_graph(*model.graph, [](Graph& graph) {
     for (Node* node : graph.nodes) {
       auto y = static_dims(node->out(0));
-      if (!node->is("Transpose") || !y || !moves_nothing(*node)) continue;
+      if (!node->is("Transpose") || !y || count_of(*y) == 0 || !moves_nothing(*node)) continue;
       Value* dims = graph.add_constant(graph.fresh_name(node->name + "_dims"), make_int64s(*y));
       dims->type = Type::tensor(DType::int64, Shape{static_cast<int64_t>(y->size())});
       node->op = "Reshape";

@@ -3,6 +3,7 @@
 
 #include <cudnn_frontend.h>
 
+#include <bit>
 #include <map>
 
 namespace fretsaw::cuda {
@@ -58,8 +59,8 @@ class CudnnAttention : public FusedAttention {
 };
 
 std::string key_of(GpuDevice& device, const AttentionProblem& p, const FusedAttentionMasks& masks) {
-  std::string key =
-      std::to_string(reinterpret_cast<uintptr_t>(&device)) + " " + std::string(name_of(p.type)) + " " + std::to_string(p.scale);
+  std::string key = std::to_string(reinterpret_cast<uintptr_t>(&device)) + " " + std::string(name_of(p.type)) + " " +
+                    std::to_string(std::bit_cast<uint32_t>(p.scale));
   for (int n : {p.B, p.H, p.G, p.S, p.T, p.D, p.V, static_cast<int>(masks.causal), masks.bias_batches, masks.bias_heads})
     key += " " + std::to_string(n);
   for (const HeadStrides& at : {p.q_at, p.k_at, p.v_at, p.y_at})

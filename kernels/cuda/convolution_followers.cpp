@@ -11,9 +11,10 @@ namespace {
 
 using Kind = FusedActivation::Kind;
 
+// Its last place: the value may stand among the convolution's own inputs too, in a form of their own.
 int input_index(const CompileContext& c, const Value* value) {
-  const auto found = std::find(c.inputs.begin(), c.inputs.end(), value);
-  return value && found != c.inputs.end() ? static_cast<int>(found - c.inputs.begin()) : -1;
+  const auto found = std::find(c.inputs.rbegin(), c.inputs.rend(), value);
+  return value && found != c.inputs.rend() ? static_cast<int>(c.inputs.rend() - found) - 1 : -1;
 }
 
 // [O] broadcast over batch and cells: [O, 1, 1], [1, O, 1, 1], or one element for one channel.
@@ -36,10 +37,11 @@ std::string read_scalar(const CompileContext& c, const Node& node, size_t i, flo
 }
 
 std::string read_clip(const CompileContext& c, const Node& node, ConvolutionStep& step, FusedActivation& f) {
-  constexpr float kHighest = std::numeric_limits<float>::max();
-  f.kind = Kind::clip;
-  if (std::string reason = read_scalar(c, node, 1, -kHighest, step, f.a); !reason.empty()) return reason;
-  if (std::string reason = read_scalar(c, node, 2, kHighest, step, f.b); !reason.empty()) return reason;
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  if (step.convolution.dtype == DType::float64) return "Clip of float64";  // the bounds are kept as float32
+  if (std::string reason = read_scalar(c, node, 1, -kInfinity, step, f.a); !reason.empty()) return reason;
+  if (std::string reason = read_scalar(c, node, 2, kInfinity, step, f.b); !reason.empty()) return reason;
+  f.kind = f.b == kInfinity ? Kind::relu : Kind::clip;
   return f.a == 0 && f.b > 0 ? "" : "Clip to other bounds than 0 and a positive number";
 }
 

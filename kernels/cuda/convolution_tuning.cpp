@@ -171,7 +171,7 @@ std::string Convolution::key() const {
   std::string text = std::string(transposed ? "transposed " : "") + std::string(name_of(dtype)) + (channels_last ? " last" : " first") +
                      (tf32 ? " tf32" : "") + " groups " + std::to_string(groups);
   for (const Dims* dims : {&x, &w, &y, &strides, &dilations, &pads_begin, &pads_end}) text += " " + to_string(*dims);
-  if (x_channels != x[1]) text += " of " + std::to_string(x_channels) + (x_layout == Layout::nhwc ? " last" : " first");
+  text += " of " + std::to_string(x_channels) + (x_layout == Layout::nhwc ? " last" : " first");
   text += std::string(bias ? " bias" : "") + (residual ? " residual" : "");
   text += " activation " + std::to_string(static_cast<int>(activation.kind)) + " " + std::to_string(std::bit_cast<uint32_t>(activation.a)) +
           " " + std::to_string(std::bit_cast<uint32_t>(activation.b));
@@ -179,7 +179,8 @@ std::string Convolution::key() const {
 }
 
 PlanPtr choose_plan(GpuDevice& device, const Convolution& c) {
-  const std::string key = "1 " + identity_of(device) + " " + c.key();
+  // The number changes when plans are added or their kernels change.
+  const std::string key = "2 " + identity_of(device) + " " + c.key();
   const auto slot = std::make_pair(&device, key);
   {
     const std::lock_guard lock(decisions().mutex);

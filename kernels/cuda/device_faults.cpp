@@ -33,8 +33,9 @@ void DeviceFaults::check() {
     const int64_t beyond = *const_cast<const volatile int64_t*>(&word(i).beyond);
     if (beyond == 0) continue;
     const int64_t index = *const_cast<const volatile int64_t*>(&word(i).index);
-    for (size_t k = i; k < holders_.size(); ++k) word(k) = {};
+    word(i) = {};
     if (!holders_[i].held) continue;  // its kernel is gone, and with it whoever could mind
+    for (size_t k = i + 1; k < holders_.size(); ++k) word(k) = {};
     try {
       throw_index_out_of_range(index, beyond - 1);
     } catch (const Error& e) {

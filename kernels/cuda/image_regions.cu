@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kThreads) align_regions(RoiAlignNode node, Reg
   const int64_t bins = node.height * node.width, bin = i % bins, region = i / bins / image.channels;
   const int64_t n = batch[region];
   if (n < 0 || n >= image.images) {
-    *fault = {n, image.images + 1};
+    *reinterpret_cast<longlong2*>(fault) = make_longlong2(n, image.images + 1);  // in one piece
     y[i] = narrow<T>(W(0));
     return;
   }
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kThreads)
   const T* region = regions + i / each / image.channels * 5;  // image, x0, y0, x1, y1
   const auto n = static_cast<int64_t>(widen(region[0]));
   if (n < 0 || n >= image.images) {
-    *fault = {n, image.images + 1};
+    *reinterpret_cast<longlong2*>(fault) = make_longlong2(n, image.images + 1);  // in one piece
     y[i] = narrow<T>(W(0));
     return;
   }

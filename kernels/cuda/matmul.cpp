@@ -87,9 +87,10 @@ ProductStep read_gemm(const CompileContext& c) {
   return step;
 }
 
+// Its last place: the value may stand among the product's own inputs too, in a form of their own.
 int input_index(const CompileContext& c, const Value* value) {
-  const auto found = std::find(c.inputs.begin(), c.inputs.end(), value);
-  return value && found != c.inputs.end() ? static_cast<int>(found - c.inputs.begin()) : -1;
+  const auto found = std::find(c.inputs.rbegin(), c.inputs.rend(), value);
+  return value && found != c.inputs.rend() ? static_cast<int>(c.inputs.rend() - found) - 1 : -1;
 }
 
 // The dimensions without leading ones.

@@ -70,6 +70,7 @@ std::string describe(const ProductSpec& s) {
     text += " batch";
     for (int64_t n : {b.count, b.a, b.b, b.d}) text += " " + std::to_string(n);
   }
+  if (s.constant_b) text += " constant";
   if (s.b_columns) text += " of " + std::to_string(s.b_columns) + " columns";
   if (output_type(s) != s.type) text += " to " + std::string(name_of(s.out));
   return text + (s.beta != 0 ? " c" : "") + (s.bias ? " bias" : "") + " activation " + std::to_string(static_cast<int>(s.activation));

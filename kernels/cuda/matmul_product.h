@@ -24,7 +24,7 @@ struct ProductSpec {
   int64_t M = 0, N = 0, K = 0;
   // Element (i, k) of A stands at i * a_row + k * a_column, one of which is 1; B likewise. D and C are dense.
   int64_t a_row = 0, a_column = 1, b_row = 0, b_column = 1;
-  int64_t b_columns = 0;  // more columns than N that B has in memory, the rest zeros; 0: it has none
+  int64_t b_columns = 0;              // more columns than N that B has in memory, the rest zeros; 0: it has none
   std::vector<ProductBatch> batches;  // outermost first
   double alpha = 1, beta = 0;
   bool bias = false;

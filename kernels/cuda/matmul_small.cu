@@ -38,7 +38,6 @@ struct SmallArguments {
   int64_t N, K, line;  // of B: elements from line to line
   int64_t part;        // of K, of one block
   const T *a, *b;
-  bool constant_b;
 };
 
 template <typename T, int M>
@@ -46,7 +45,7 @@ __device__ void load_rows(Bits16<T> (&rows)[kInFlight<M>], const SmallArguments<
 #pragma unroll
   for (int u = 0; u < kInFlight<M>; ++u) {
     const int64_t k = first + u * kRowsAtOnce;
-    rows[u] = k < end && column < p.N ? load_bits_once(p.b + k * p.line + column) : Bits16<T>();
+    rows[u] = k < end && column < p.N ? load_constant_bits_once(p.b + k * p.line + column) : Bits16<T>();
   }
 }
 
@@ -86,7 +85,6 @@ __global__ void __launch_bounds__(kThreads) multiply_rows(SmallArguments<T> p, E
   float sums[M][V] = {};
   Bits16<T> next[U];
   let_later_begin();
-  if (!p.constant_b) wait_for_earlier();
   load_rows<T, M>(next, p, begin + group, end, column);
   wait_for_earlier();
   for (int64_t chunk = begin; chunk < end; chunk += kStaged) {
@@ -166,13 +164,12 @@ __global__ void __launch_bounds__(kThreads) multiply_columns(SmallArguments<T> p
   float sums[C][M] = {};
   const int64_t step = warps_of_group * 32 * V;
   let_later_begin();
-  if (!p.constant_b) wait_for_earlier();
   for (int64_t k0 = (part * 32 + lane) * V; k0 < p.K; k0 += step * U) {
     Bits16<T> weights[U][C];
 #pragma unroll
     for (int i = 0; i < U * C; ++i) {
       const int64_t k = k0 + i / C * step, n = n0 + i % C;
-      if (k < p.K && n < p.N) weights[i / C][i % C] = load_bits_once(p.b + n * p.line + k);
+      if (k < p.K && n < p.N) weights[i / C][i % C] = load_constant_bits_once(p.b + n * p.line + k);
     }
     wait_for_earlier();  // costs nothing after the first time
 #pragma unroll
@@ -215,8 +212,8 @@ template <typename T, int M>
 void launch(const ProductSpec& spec, const ProductOperands& o, int multiprocessors, cudaStream_t stream) {
   const bool rows = spec.b_column == 1;
   const SmallArguments<T> p{
-      static_cast<int>(spec.M),   static_cast<int>(spec.a_row), spec.N,         spec.K, rows ? spec.b_row : spec.b_column, spec.K,
-      static_cast<const T*>(o.a), static_cast<const T*>(o.b),   spec.constant_b};
+      static_cast<int>(spec.M),   static_cast<int>(spec.a_row), spec.N, spec.K, rows ? spec.b_row : spec.b_column, spec.K,
+      static_cast<const T*>(o.a), static_cast<const T*>(o.b)};
   if (rows)
     launch_rows<T, M>(p, epilogue_of<T>(spec, o), multiprocessors, stream);
   else
@@ -235,7 +232,8 @@ void launch_for_rows(const ProductSpec& spec, const ProductOperands& o, int mult
 
 bool takes_small_product(const ProductSpec& s) {
   if (s.type != DType::float32 && s.type != DType::float16 && s.type != DType::bfloat16) return false;
-  if (s.M < 1 || s.M > kSmallRows || !s.batches.empty() || s.a_column != 1 || s.K < 1 || s.N < 1 || s.a_row > INT32_MAX) return false;
+  if (!s.constant_b || s.M < 1 || s.M > kSmallRows || !s.batches.empty() || s.a_column != 1 || s.K < 1 || s.N < 1 || s.a_row > INT32_MAX)
+    return false;
   const int64_t pack = s.type == DType::float32 ? 4 : 8;
   if (s.b_column == 1) return std::max(s.N, s.b_columns) % pack == 0 && s.b_row % pack == 0 && s.N / (kLanes * pack) < 65535;
   return s.K % pack == 0 && s.b_column % pack == 0 && (s.M == 1 || s.a_row % pack == 0);

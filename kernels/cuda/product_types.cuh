@@ -52,9 +52,19 @@ __device__ inline Bits16<T> load_bits(const T* from) {
   pack.bits = *reinterpret_cast<const uint4*>(from);
   return pack;
 }
-// Of data that no other thread of this multiprocessor reads: it should not push other data out of its cache.
+// Of data that no other thread of this multiprocessor reads: it should not push other data out of its cache. Of constants it may be read
+// before earlier kernels have ended.
 template <typename T>
 __device__ inline Bits16<T> load_bits_once(const T* from) {
+  Bits16<T> pack;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(pack.bits.x), "=r"(pack.bits.y), "=r"(pack.bits.z), "=r"(pack.bits.w)
+               : "l"(from)
+               : "memory");
+  return pack;
+}
+template <typename T>
+__device__ inline Bits16<T> load_constant_bits_once(const T* from) {
   Bits16<T> pack;
   asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
       : "=r"(pack.bits.x), "=r"(pack.bits.y), "=r"(pack.bits.z), "=r"(pack.bits.w)

@@ -12,6 +12,8 @@ namespace {
 
 enum class Cell { lstm, gru, rnn };
 
+constexpr int64_t most_samples = int64_t{65535} * 8;  // a grid's second dimension counts groups of 8
+
 RecurrentSettings settings_of(const Node& node, Cell cell) {
   if (cell == Cell::lstm) return read_recurrent(node, 4, {"Sigmoid", "Tanh", "Tanh"});
   return cell == Cell::gru ? read_recurrent(node, 3, {"Sigmoid", "Tanh"}) : read_recurrent(node, 1, {"Tanh"});
@@ -150,6 +152,8 @@ std::string why_not(const CompileContext& c) {
     if (dims.size() != 3) return "shapes that do not fit";
     if (count_of(dims) == 0) return "an empty input";
   }
+  const Dims x = *c.input_dims(0);
+  if (x[c.node().get_int("layout", 0) == 1 ? 0 : 1] > most_samples) return "more than " + std::to_string(most_samples) + " samples";
   return "";
 }
 

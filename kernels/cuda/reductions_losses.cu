@@ -42,7 +42,7 @@ __device__ int64_t class_at(const Labels& labels, int64_t position, int64_t clas
   if (labels.ignores && label == labels.ignored) return -1;
   const int64_t at = label < 0 ? label + classes : label;
   if (at >= 0 && at < classes) return at;
-  *labels.fault = {label, classes + 1};
+  *reinterpret_cast<longlong2*>(labels.fault) = make_longlong2(label, classes + 1);  // in one piece
   return -1;
 }
 

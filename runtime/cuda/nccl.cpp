@@ -92,11 +92,12 @@ class NcclCommunicator : public DeviceCommunicator {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;  // so that nothing waits longer than we let it
     check(ncclCommInitRankConfig(&nccl_, group.size(), id, group.rank(), &config), "ncclCommInitRankConfig");
+    const std::shared_ptr<void> number(device_.allocate(sizeof(float)), [this](void* p) { device_.release(p); });
     try {
       finish("connecting the GPUs");
-      try_out();
+      try_out(number.get());
     } catch (...) {
-      abort();
+      abort();  // before the memory goes, which waits for kernels that wait for other ranks
       throw;
     }
   }
@@ -181,11 +182,10 @@ class NcclCommunicator : public DeviceCommunicator {
   }
 
   // A tiny all-reduce: a broken set-up shows before the model is loaded, and the connections exist before anything is captured.
-  void try_out() {
-    std::shared_ptr<void> memory(device_.allocate(sizeof(float)), [this](void* p) { device_.release(p); });
+  void try_out(void* number) {
     const float one = 1;
-    device_.upload(memory.get(), &one, sizeof one);
-    all_reduce(memory.get(), memory.get(), sizeof one, DType::float32, Reduction::sum);
+    device_.upload(number, &one, sizeof one);
+    all_reduce(number, number, sizeof one, DType::float32, Reduction::sum);
     const auto done = device_.record();
     const auto end = std::chrono::steady_clock::now() + connection_time;
     while (!done->done()) {
@@ -195,7 +195,7 @@ class NcclCommunicator : public DeviceCommunicator {
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
     float sum = 0;
-    device_.download(&sum, memory.get(), sizeof sum);
+    device_.download(&sum, number, sizeof sum);
     if (sum != static_cast<float>(ranks())) throw Error("a first exchange between the GPUs gave a wrong sum", hint, ErrorCode::device);
   }
 

@@ -298,6 +298,38 @@ TEST(MergeProducts, JoinsGemms) {
   expect_sound(model);
 }
 
+TEST(MergeProducts, JoinsBiasesThatAreRows) {
+  Model model = inferred(
+      "g (float[3,2] x) => (float[3,2] a, float[3,1] b) <float[2,2] u = {1,2,3,4}, float[2,1] v = {5,6}, float[1,2] bu = {1,2}, "
+      "float[1,1] bv = {3}> { a = Gemm(x, u, bu) b = Gemm(x, v, bv) }");
+  merge_products(model);
+  EXPECT_EQ(ops(*model.graph), "Gemm Split");
+  EXPECT_EQ(model.graph->nodes[0]->input(2)->constant->dims, (Dims{3}));
+  EXPECT_EQ(floats(model.graph->nodes[0]->input(2)), (std::vector<float>{1, 2, 3}));
+  expect_sound(model);
+}
+
+TEST(MergeProducts, TheSameMatricesMayBeJoinedBothWays) {
+  Model straight = inferred(
+      "g (float[3,2] x) => (float[3,2] a, float[3,2] b) <float[2,2] u = {1,2,3,4}, float[2,2] v = {5,6,7,8}> "
+      "{ a = MatMul(x, u) b = MatMul(x, v) }");
+  Model turned = inferred(
+      "g (float[3,2] x) => (float[3,2] a, float[3,2] b) <float[2,2] u = {1,2,3,4}, float[2,2] v = {5,6,7,8}> "
+      "{ a = Gemm<transB=1>(x, u) b = Gemm<transB=1>(x, v) }");
+  for (size_t i : {0, 1}) turned.graph->nodes[i]->inputs[1]->constant = straight.graph->nodes[i]->inputs[1]->constant;
+  MergedWeights kept;
+  merge_products(straight, {}, &kept);
+  merge_products(turned, {}, &kept);
+  EXPECT_EQ(straight.graph->nodes[0]->input(1)->constant->dims, (Dims{2, 4}));
+  EXPECT_EQ(turned.graph->nodes[0]->input(1)->constant->dims, (Dims{4, 2}));
+}
+
+TEST(TransposesToReshapes, LeavesEmptyTensors) {
+  Model model = inferred("g (float[2,1,0,4] x) => (float[2,0,1,4] y) { y = Transpose<perm=[0,2,1,3]>(x) }");
+  transposes_to_reshapes(model);
+  EXPECT_EQ(ops(*model.graph), "Transpose");
+}
+
 TEST(MergeProducts, LeavesOthers) {
   for (const std::string body :
        {"{ a = MatMul(x, u) b = MatMul(a, v) c = MatMul(b, z) }", "{ a = MatMul(x, u) y = Relu(x) b = MatMul(y, v) c = MatMul(a, w) }"}) {

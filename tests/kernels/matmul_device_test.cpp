@@ -204,6 +204,18 @@ TEST_F(MatMulOnDevice, FollowersAreFused) {
   }
 }
 
+TEST_F(MatMulOnDevice, AFollowerMayTakeWhatTheProductTakes) {
+  for (int64_t size : {96, 100}) {
+    StepCase c;
+    Value *x = c.input(random_tensor({size, size}, 1, DType::float16), false),
+          *w = c.input(random_tensor({size, size}, 2, DType::float16), true);
+    c.add("MatMul", {x, w});
+    c.add("Add", {nullptr, w});
+    SCOPED_TRACE(std::to_string(size));
+    EXPECT_TRUE(c.check(*device, tolerance_of(DType::float16)));
+  }
+}
+
 TEST_F(MatMulOnDevice, SumsOfHalvesAreCastToFloat) {
   for (int64_t rows : {1, 6, 200}) {
     for (int64_t columns : {256, 201, 20001}) {
