@@ -4,6 +4,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -26,7 +27,13 @@ int usable_cores() {
   return std::max(1, omp_get_num_procs());
 }
 
+std::atomic<bool> some_left_running{false};
+
 }  // namespace
+
+bool ranks_left_running() {
+  return some_left_running;
+}
 
 struct Session::Impl {
   std::shared_ptr<const Plan> plan;
@@ -45,6 +52,7 @@ struct Session::Impl {
   uint64_t step_number = 0;
   size_t working = 0;
   bool stop = false;
+  bool left_running = false;  // a rank did not stop when it should have
   int64_t allocations = 0;
   std::exception_ptr failure;  // the first of the step
 
@@ -102,6 +110,7 @@ struct Session::Impl {
     {
       std::unique_lock lock(mutex);
       if (!failure) failure = std::make_exception_ptr(located);
+      changed.notify_all();
     }
     communicators[static_cast<size_t>(r)]->abort(located.what());
     for (auto& rank : ranks) rank->abort_devices();
@@ -124,6 +133,8 @@ struct Session::Impl {
   }
 
   void run_ranks() {
+    if (left_running)
+      throw Error("a rank of this session did not stop after an earlier failure", "start the program again", ErrorCode::device);
     if (communicators[0]->aborted()) {
       for (auto& rank : ranks) rank->leave_groups();
       if (group.mailbox) group.mailbox->clear();
@@ -136,7 +147,13 @@ struct Session::Impl {
       working = ranks.size();
       ++step_number;
       changed.notify_all();
-      changed.wait(lock, [&] { return working == 0; });
+      changed.wait(lock, [&] { return working == 0 || failure; });
+      const std::chrono::duration<double> limit(options.stop_limit_s);
+      left_running = !changed.wait_for(lock, limit, [&] { return working == 0; });
+    }
+    if (left_running) {
+      some_left_running = true;
+      std::rethrow_exception(failure);
     }
     allocations = count_allocations() - before;
     if (!failure) return;
@@ -185,6 +202,11 @@ Session::~Session() {
     std::unique_lock lock(impl_->mutex);
     impl_->stop = true;
     impl_->changed.notify_all();
+  }
+  if (impl_->left_running) {
+    for (auto& worker : impl_->workers) worker.detach();
+    (void)impl_.release();  // the rank that goes on uses it
+    return;
   }
   for (auto& worker : impl_->workers) worker.join();
 }

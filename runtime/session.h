@@ -22,6 +22,7 @@ struct SessionOptions {
   bool random_weights = false;  // fill missing weights by (weight_seed, source name, element)
   uint64_t weight_seed = 0;
   bool trace = false;
+  double stop_limit_s = 10;  // how long the other ranks may take to stop once one has failed
   // For tests: called on the rank's thread before each forward; what it throws is that rank's failure.
   std::function<void(int rank, int micro_batch)> before_forward;
 };
@@ -44,7 +45,12 @@ struct CommunicationCount {
   int64_t count = 0, bytes = 0;
 };
 
-// Threads, memory and compiled programs for one plan. Not thread-safe: one step at a time.
+// Whether a rank of any session did not stop after another's failure. Its thread is left to itself, and the process had best end without
+// the usual clean-up, which would wait for it or take from under it what it uses.
+bool ranks_left_running();
+
+// Threads, memory and compiled programs for one plan. Not thread-safe: one step at a time. After an error the next step starts anew, unless
+// a rank was left running: then every step fails.
 class Session {
  public:
   explicit Session(std::shared_ptr<const Plan> plan, const SessionOptions& options = {});

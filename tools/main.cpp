@@ -1,6 +1,10 @@
 // The fretsaw command.
 #include <malloc.h>
 
+#include <cstdio>
+#include <cstdlib>
+
+#include "runtime/session.h"
 #include "tools/commands.h"
 
 int main(int argc, char** argv) {
@@ -9,5 +13,10 @@ int main(int argc, char** argv) {
   // costs a sixth of the time of partitioning such a graph; without them the caches of each thread serve as well.
   mallopt(M_MXFAST, 0);
 #endif
-  return fretsaw::run_command_line(argc, argv);
+  const int code = fretsaw::run_command_line(argc, argv);
+  if (fretsaw::ranks_left_running()) {
+    std::fflush(nullptr);
+    std::_Exit(code);
+  }
+  return code;
 }

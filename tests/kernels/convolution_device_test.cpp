@@ -252,7 +252,8 @@ TEST(ConvolutionOnDevice, FusedSteps) {
   for (const WindowCase& window : windows) {
     for (const std::vector<Follower>& chain : chains) {
       for (DType type : kFloatTypes) {
-        const bool bias = chain.front().operand.empty();  // a bias of its own leaves no room for one that is added
+        if (chain.back().op == "Clip" && type == DType::float64) continue;  // the bounds are float32: that step is refused
+        const bool bias = chain.front().operand.empty();                    // a bias of its own leaves no room for one that is added
         Step step(window, chain, bias, type);
         const RuntimeValue wanted = step.on_cpu();
         for (Layout offered : {Layout::plain, Layout::nhwc}) {

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <new>
+#include <thread>
 
 #include "graph/errors.h"
 #include "tests/runtime/plans.h"
@@ -324,6 +325,41 @@ TEST(Session, AnyRankMayFailAtAnyTime) {
       EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(1));
     }
   }
+}
+
+TEST(Session, ARankThatDoesNotStopIsLeftBehind) {
+  struct Signals {
+    std::atomic<bool> waits{false}, released{false};
+  };
+  const auto signals = std::make_shared<Signals>();  // lives as long as the rank that is left
+  SessionOptions options{.threads = 1, .stop_limit_s = 0.2};
+  options.before_forward = [signals](int rank, int) {
+    const auto wait_for = [](const std::atomic<bool>& signal) {
+      while (!signal) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    };
+    if (rank == 0) {
+      wait_for(signals->waits);
+      throw Error("the device fell off", "", ErrorCode::device);
+    }
+    signals->waits = true;
+    wait_for(signals->released);
+  };
+  const Inputs inputs{{"x", float_value({6, 64}, noise(6 * 64, 1))}};
+  const auto start = std::chrono::steady_clock::now();
+  {
+    Session session(make_plan(cut_mlp(true), 3), options);
+    for (const char* expected : {"the device fell off", "did not stop after an earlier failure"}) {
+      try {
+        session.run(inputs);
+        FAIL() << "the failure went unnoticed";
+      } catch (const Error& e) {
+        EXPECT_NE(std::string(e.what()).find(expected), std::string::npos) << e.what();
+      }
+    }
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+  EXPECT_TRUE(ranks_left_running());
+  signals->released = true;
 }
 
 TEST(Session, MissingWeightsAreFilledTheSameWhateverTheCut) {
