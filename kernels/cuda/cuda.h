@@ -66,12 +66,12 @@ void register_pointwise(KernelRegistry& registry);      // elementwise operators
 void register_reductions(KernelRegistry& registry);     // Reduce*, ArgMax, ArgMin, CumSum, softmax
 void register_normalization(KernelRegistry& registry);  // Layer, RMS, Group, Instance, BatchNormalization, LRN, LpNormalization
 void register_movement(KernelRegistry& registry);       // Transpose, Concat, Split, Slice, Pad, Tile, Expand, views, ...
-void register_indexing(KernelRegistry& registry);       // Gather*, Scatter*, OneHot, NonZero, TopK, Range, ...
+void register_indexing(KernelRegistry& registry);       // Gather*, Scatter*, OneHot, NonZero, TopK, Range, RotaryEmbedding, ...
 void register_image(KernelRegistry& registry);          // Resize, DepthToSpace, GridSample, ...
 void register_matmul(KernelRegistry& registry);         // MatMul, Gemm, Einsum by cuBLASLt
-void register_attention(KernelRegistry& registry);      // Attention, RotaryEmbedding
+void register_attention(KernelRegistry& registry);      // Attention, StridedAttention
 void register_convolution(KernelRegistry& registry);    // Conv, ConvTranspose by cuDNN
 void register_pooling(KernelRegistry& registry);        // *Pool, Global*Pool
-void register_recurrent(KernelRegistry& registry);      // LSTM, GRU, RNN by cuDNN
+void register_recurrent(KernelRegistry& registry);      // LSTM, GRU, RNN
 
 }  // namespace fretsaw::cuda

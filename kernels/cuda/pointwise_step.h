@@ -9,7 +9,7 @@
 
 namespace fretsaw::cuda {
 
-// Why a step can't be done; thrown while it is read and caught by `unsupported_point_step`.
+// Why a step can't be done; thrown while it is read and caught by whoever asked for it.
 struct Refused {
   std::string reason;
 };
