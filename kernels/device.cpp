@@ -22,14 +22,17 @@ std::pair<const void*, std::string> key_of(const TensorPtr& tensor, const std::s
 
 std::shared_ptr<void> Device::constant(const TensorPtr& tensor, const std::string& form, size_t bytes,
                                        const std::function<void(void*)>& fill) {
-  Constant& known = constants_[key_of(tensor, form)];
+  const auto key = key_of(tensor, form);
+  Constant& known = constants_[key];
   // An address may have been used again: the bytes are the same ones while their owner lives.
   if (auto memory = known.memory.lock(); memory && known.tensor.lock()) return memory;
   void* made = allocate(bytes);
   constant_bytes_ += static_cast<int64_t>(bytes);
-  std::shared_ptr<void> memory(made, [this, bytes, keeps_address = tensor](void* p) {
+  std::shared_ptr<void> memory(made, [this, bytes, key, keeps_address = tensor](void* p) {
     constant_bytes_ -= static_cast<int64_t>(bytes);
     release(p);
+    // Another tensor at the same address may have taken the place by now.
+    if (const auto entry = constants_.find(key); entry != constants_.end() && entry->second.memory.expired()) constants_.erase(entry);
   });
   fill(made);
   known = {tensor, memory};

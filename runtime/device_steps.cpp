@@ -66,7 +66,7 @@ class HostSearch {
   bool makes_host_integers(const Node& node) const {
     const auto fits = [](const Value* v) { return !v || is_small_integers(*v); };
     return std::all_of(node.inputs.begin(), node.inputs.end(), fits) && std::all_of(node.outputs.begin(), node.outputs.end(), fits) &&
-           cpu_kernels().find(node.op, node.domain) != nullptr;
+           cpu_kernels().find(node.op, node.domain) != nullptr && why_unsupported_on_cpu(make_context({&node}, 1)).empty();
   }
   void need(const Value* v) {
     if (v && !v->constant) needed_.insert(v);

@@ -47,7 +47,9 @@ class Rank {
   RankReport report() const;
   const std::vector<CommunicationCount>& communication() const { return context_.communication; }
   std::vector<TraceEvent>& events() { return context_.events; }
-  int64_t allocations() const { return context_.memory.count->allocations; }
+  int64_t allocations() const {
+    return context_.memory.count->allocations + (context_.device_memory ? context_.device_memory->count->allocations.load() : 0);
+  }
   BufferPool& pool() { return context_.memory.pool; }
   int data() const { return data_; }
   int tensor() const { return tensor_; }
