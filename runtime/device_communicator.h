@@ -24,6 +24,8 @@ class DeviceCommunicator {
   virtual void broadcast(void* data, size_t bytes, int root) = 0;
   // Ends pending and later calls of this rank with an Error; called from any thread.
   virtual void abort() = 0;
+  // Whether the ranks can get new ones in the same process after an abort.
+  virtual bool can_rejoin() const { return true; }
 };
 
 // Through the host: each rank downloads its part, the ranks of `host` exchange, each uploads the result. It waits, so it can't be captured;

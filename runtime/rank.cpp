@@ -112,6 +112,11 @@ void Rank::abort_devices() {
     if (group.devices) group.devices->abort();
 }
 
+bool Rank::can_rejoin() const {
+  std::unique_lock lock(groups_mutex_);
+  return std::all_of(context_.groups.begin(), context_.groups.end(), [](const auto& g) { return !g.devices || g.devices->can_rejoin(); });
+}
+
 void Rank::add_stage(int number, const SessionOptions& options) {
   std::map<std::string, int> own = {{"data", data_}, {"pipeline", pipeline_}, {"tensor", tensor_}};
   const PlanGraph* found = nullptr;

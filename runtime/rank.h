@@ -38,7 +38,8 @@ class Rank {
 
   // The plan's outputs are on the host when it returns.
   void run_step(const StepInputs& step, Communicator& communicator);
-  void abort_devices();  // ends collectives among devices that wait for other ranks; from any thread
+  void abort_devices();     // ends collectives among devices that wait for other ranks; from any thread
+  bool can_rejoin() const;  // whether new groups of devices can be made after that
   // The plan's output `index` of a micro-batch after a step; null where another rank makes it.
   const RuntimeValue* output(size_t index, int micro_batch) const;
   void forget_step();   // lets go of the last step's values
@@ -136,7 +137,7 @@ class Rank {
     Parcel parcel;
   };
   std::vector<Reading> reading_;
-  std::mutex groups_mutex_;
+  mutable std::mutex groups_mutex_;
   int64_t weight_bytes_ = 0;
   double busy_us_ = 0, step_us_ = 0;
   int running_stage_ = -1;

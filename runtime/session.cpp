@@ -27,12 +27,12 @@ int usable_cores() {
   return std::max(1, omp_get_num_procs());
 }
 
-std::atomic<bool> some_left_running{false};
+std::atomic<bool> left_something_running{false};
 
 }  // namespace
 
-bool ranks_left_running() {
-  return some_left_running;
+bool must_exit_at_once() {
+  return left_something_running;
 }
 
 struct Session::Impl {
@@ -53,6 +53,7 @@ struct Session::Impl {
   size_t working = 0;
   bool stop = false;
   bool left_running = false;  // a rank did not stop when it should have
+  bool can_rejoin = true;     // false: the devices' communicators were aborted, and no new ones can be made
   int64_t allocations = 0;
   std::exception_ptr failure;  // the first of the step
 
@@ -113,7 +114,14 @@ struct Session::Impl {
       changed.notify_all();
     }
     communicators[static_cast<size_t>(r)]->abort(located.what());
-    for (auto& rank : ranks) rank->abort_devices();
+    for (auto& rank : ranks) {
+      const bool rejoins = rank->can_rejoin();
+      rank->abort_devices();
+      if (rejoins) continue;
+      std::unique_lock lock(mutex);
+      can_rejoin = false;
+      left_something_running = true;
+    }
   }
 
   Error locate(int r, const std::exception_ptr& error) const {
@@ -135,6 +143,8 @@ struct Session::Impl {
   void run_ranks() {
     if (left_running)
       throw Error("a rank of this session did not stop after an earlier failure", "start the program again", ErrorCode::device);
+    if (!can_rejoin)
+      throw Error("the GPUs of this session were disconnected after an earlier failure", "start the program again", ErrorCode::device);
     if (communicators[0]->aborted()) {
       for (auto& rank : ranks) rank->leave_groups();
       if (group.mailbox) group.mailbox->clear();
@@ -152,7 +162,7 @@ struct Session::Impl {
       left_running = !changed.wait_for(lock, limit, [&] { return working == 0; });
     }
     if (left_running) {
-      some_left_running = true;
+      left_something_running = true;
       std::rethrow_exception(failure);
     }
     allocations = count_allocations() - before;

@@ -45,12 +45,12 @@ struct CommunicationCount {
   int64_t count = 0, bytes = 0;
 };
 
-// Whether a rank of any session did not stop after another's failure. Its thread is left to itself, and the process had best end without
-// the usual clean-up, which would wait for it or take from under it what it uses.
-bool ranks_left_running();
+// Whether a step of any session failed and left something running: a rank that did not stop, or NCCL, which clears up after an abort. The
+// process had best end without the usual clean-up, which would wait for it or take from under it what it uses.
+bool must_exit_at_once();
 
 // Threads, memory and compiled programs for one plan. Not thread-safe: one step at a time. After an error the next step starts anew, unless
-// a rank was left running: then every step fails.
+// something was left running: then every step fails.
 class Session {
  public:
   explicit Session(std::shared_ptr<const Plan> plan, const SessionOptions& options = {});

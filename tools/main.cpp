@@ -14,7 +14,7 @@ int main(int argc, char** argv) {
   mallopt(M_MXFAST, 0);
 #endif
   const int code = fretsaw::run_command_line(argc, argv);
-  if (fretsaw::ranks_left_running()) {
+  if (fretsaw::must_exit_at_once()) {
     std::fflush(nullptr);
     std::_Exit(code);
   }

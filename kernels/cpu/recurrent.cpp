@@ -151,6 +151,7 @@ RecurrentShape recurrent_shape(RunContext& r, const RecurrentSettings& s) {
     require(!r.has_input(i) || r.input(i).count() == shape.D * shape.B * shape.H, "an initial state does not fit",
             "give [directions, batch, hidden]");
   }
+  require(!r.has_input(4) || r.input(4).count() == shape.B, "sequence_lens does not fit", "give a length for each sample of the batch");
   require(!r.has_input(7) || r.input(7).count() == shape.D * 3 * shape.H, "the peepholes do not fit", "give [directions, 3*hidden]");
   for (size_t i = 1; i < r.input_count(); ++i) {
     if (i != 4 && r.has_input(i))

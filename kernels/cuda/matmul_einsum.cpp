@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 
 #include "kernels/cpu/einsum_equation.h"
 #include "kernels/cuda/matmul.h"
@@ -227,6 +228,23 @@ class Planner {
   DType type_;
 };
 
+std::vector<Dims> dims_of_inputs(const CompileContext& c) {
+  std::vector<Dims> dims;
+  for (size_t i = 0; i < c.inputs.size(); ++i) dims.push_back(c.input_dims(i).value_or(Dims{}));
+  return dims;
+}
+
+// What two operands have in common with the rest may have as many dimensions as all labels together.
+bool has_too_many_labels(const CompileContext& c) {
+  std::set<int> labels;
+  try {
+    for (const auto& input : resolve(parse_equation(c.node().get_string("equation", "")), dims_of_inputs(c)).inputs)
+      labels.insert(input.begin(), input.end());
+  } catch (const Error&) {  // the kernel says what is wrong with the equation
+  }
+  return labels.size() > kEinsumAxes;
+}
+
 std::string unsupported(const CompileContext& c) {
   for (size_t i = 0; i < c.inputs.size(); ++i) {
     const std::string reason = refuse_other_types(
@@ -237,13 +255,11 @@ std::string unsupported(const CompileContext& c) {
   for (size_t i = 0; i < c.inputs.size(); ++i) {
     if (c.input_dims(i).value_or(Dims{}).size() > kEinsumAxes / 2) return "more than 6 dimensions";
   }
-  return c.inputs.size() > 2 && c.output_types[0].shape->size() > kEinsumAxes ? "more than 12 labels" : "";
+  return c.inputs.size() > 2 && has_too_many_labels(c) ? "more than 12 labels" : "";
 }
 
 CompiledKernel make_einsum(const CompileContext& c) {
-  std::vector<Dims> dims;
-  for (size_t i = 0; i < c.inputs.size(); ++i) dims.push_back(c.input_dims(i).value_or(Dims{}));
-  const auto plan = std::make_shared<Planner>(c, resolve(parse_equation(c.node().get_string("equation", "")), dims));
+  const auto plan = std::make_shared<Planner>(c, resolve(parse_equation(c.node().get_string("equation", "")), dims_of_inputs(c)));
   return {[steps = plan->steps, y_dims = plan->output_dims(), buffers = plan->buffers_bytes, products = plan->product_bytes,
            type = c.input_dtype(0)](RunContext& r) {
     TensorView& y = r.output(0, y_dims, type);

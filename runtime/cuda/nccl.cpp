@@ -104,6 +104,9 @@ class NcclCommunicator : public DeviceCommunicator {
   ~NcclCommunicator() override { abort(); }  // all work has ended: nothing is lost, and nothing waits for ranks that are gone
 
   bool capturable() const override { return true; }
+  // NCCL clears up after an abort on a thread of its own, once the graphs that hold its kernels are gone. It frees device memory then,
+  // which may wait for kernels of new communicators that wait for ranks that wait for it.
+  bool can_rejoin() const override { return false; }
   void all_reduce(const void* in, void* out, size_t bytes, DType dtype, Reduction reduction) override {
     const auto [type, count] = elements(bytes, dtype);
     call("ncclAllReduce", [&] { return ncclAllReduce(in, out, count, type, operation_of(reduction), nccl_, stream()); });
