@@ -76,7 +76,7 @@ def judge_bad_inputs(fretsaw, report, plan, inputs, options):
 
 
 def judge_lost_rank(fretsaw, report, limit_s):
-    """The unit tests' injected failures of one rank, which check the time and that the session goes on."""
+    """The unit tests' injected failures of one rank, which check the time, and that the session ends or goes on as it should."""
     tests = os.path.join(os.path.dirname(fretsaw.path), "tests", "runtime_tests")
     case = "a rank throws, in collectives and stages"
     if not os.path.exists(tests):

@@ -49,9 +49,7 @@ void means_to_poolings(Model& model) {
         Dims kept(x.size(), 1);
         kept[0] = x[0], kept[1] = x[1];
         node.out(0)->type = Type::tensor(given->type.dtype, shape_of(kept));
-        Value* dims = edit.constant(make_int64s({x[0], x[1]}), given->name + "_dims");
-        dims->type = Type::tensor(DType::int64, Shape{int64_t{2}});
-        edit.add_making("Reshape", {node.out(0), dims}, {given}, {}, /*after=*/true);
+        edit.add_making("Reshape", {node.out(0), dims_constant(graph, {x[0], x[1]})}, {given}, {}, /*after=*/true);
       }
       node.op = "GlobalAveragePool";
       node.attributes.clear();
@@ -69,11 +67,9 @@ void transposes_to_reshapes(Model& model) {
     for (Node* node : graph.nodes) {
       auto y = static_dims(node->out(0));
       if (!node->is("Transpose") || !y || count_of(*y) == 0 || !moves_nothing(*node)) continue;
-      Value* dims = graph.add_constant(graph.fresh_name(node->name + "_dims"), make_int64s(*y));
-      dims->type = Type::tensor(DType::int64, Shape{static_cast<int64_t>(y->size())});
       node->op = "Reshape";
       node->attributes.clear();
-      node->inputs.push_back(dims);
+      node->inputs.push_back(dims_constant(graph, *y));
     }
   });
 }

@@ -35,12 +35,6 @@ bool fits_any_rows(const Value* value, int64_t width) {
   return dims && (count_of(*dims) == 1 || *dims == Dims{width}) && dims->size() < 2;
 }
 
-Value* dims_constant(Graph& graph, const Dims& dims) {
-  Value* v = graph.add_constant(graph.fresh_name("rows"), make_int64s(dims));
-  v->type = Type::tensor(DType::int64, Shape{static_cast<int64_t>(dims.size())});
-  return v;
-}
-
 class ReshapeSinker {
  public:
   explicit ReshapeSinker(Graph& graph) : graph_(graph), uses_(graph), edit_(graph) {}

@@ -210,6 +210,10 @@ bool step_of(const Value& value, const Dims& y, bool scaled, Step& step) {
 
 }  // namespace
 
+Value* dims_constant(Graph& graph, const Dims& dims) {
+  return graph.add_constant(graph.fresh_name("dims"), make_int64s(dims));
+}
+
 std::optional<Dims> static_dims(const Value* value) {
   if (!value) return std::nullopt;
   if (value->constant) return value->constant->dims;

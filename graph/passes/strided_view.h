@@ -28,6 +28,8 @@ struct StridedView {
 
 // The dimensions of a tensor when all are known.
 std::optional<Dims> static_dims(const Value* value);
+// The dimensions as a constant of the graph, as Reshape takes them.
+Value* dims_constant(Graph& graph, const Dims& dims);
 // The value as a view of itself, broadcast to `dims` (aligned from the right). Nullopt when its dimensions are not known or do not fit.
 std::optional<StridedView> whole_view(Value* value, const Dims& dims);
 // Goes one node back. False, and nothing changes, when the base's producer does anything else than view, permute, cut out or repeat.

@@ -129,7 +129,7 @@ class RowTurner {
     relabel(chain, order->before, order->after);
     behind->op = "Reshape";  // of a value that has its dimensions already
     behind->attributes.clear();
-    behind->inputs = {behind->inputs[0], dims_constant(*static_dims(behind->out(0)))};
+    behind->inputs = {behind->inputs[0], dims_constant(graph_, *static_dims(behind->out(0)))};
   }
 
   // Whether a product is among the nodes and all values have these leading dimensions, or all rows in one.
@@ -154,7 +154,7 @@ class RowTurner {
       Value* v = node->out(0);
       const Dims dims = *static_dims(v);
       if (lead_of(v) == from) v->type = Type::tensor(v->type.dtype, shape_of(with_width(to, dims.back())));
-      if (node->is("Reshape")) node->inputs[1] = dims_constant(*static_dims(v));
+      if (node->is("Reshape")) node->inputs[1] = dims_constant(graph_, *static_dims(v));
     }
   }
 
@@ -183,20 +183,15 @@ class RowTurner {
     return false;
   }
 
-  Value* dims_constant(const Dims& dims) {
-    Value* v = edit_.constant(make_int64s(dims), "rows");
-    v->type = Type::tensor(DType::int64, Shape{static_cast<int64_t>(dims.size())});
-    return v;
-  }
   Value* fresh(const Value* like, const Dims& dims) {
     return graph_.add_value(graph_.fresh_name(like->name + "_rows"), Type::tensor(like->type.dtype, shape_of(dims)));
   }
   Value* show_after(Value* from, Value* to) {
-    edit_.add_making("Reshape", {from, dims_constant(*static_dims(to))}, {to}, {}, true);
+    edit_.add_making("Reshape", {from, dims_constant(graph_, *static_dims(to))}, {to}, {}, true);
     return to;
   }
   Value* show_before(Value* from, const Dims& dims) {
-    Value* made = edit_.add("Reshape", {from, dims_constant(dims)}, {}, from->name + "_rows");
+    Value* made = edit_.add("Reshape", {from, dims_constant(graph_, dims)}, {}, from->name + "_rows");
     made->type = Type::tensor(from->type.dtype, shape_of(dims));
     return made;
   }
