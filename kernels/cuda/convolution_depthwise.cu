@@ -1,5 +1,7 @@
 // Depthwise convolutions with channels last: 3x3, 5x5 and 7x7 windows of stride 1 or 2. They read far more than they multiply, so each
 // thread keeps 16 bytes of channels for a few neighbouring outputs and reads each input once for all of them.
+#include <cstring>
+
 #include "kernels/cuda/convolution.h"
 #include "kernels/cuda/convolution_activation.cuh"
 
@@ -14,6 +16,15 @@ struct Shape {
   int H, W, OH, OW, tiles, packs, top, left;  // packs of channels; padding before
 };
 
+// Reads them as one in any case: a plain copy is taken apart by the compiler where it suits what follows.
+template <typename T, int V>
+__device__ inline Lanes<T, V> load_pack(const Lanes<T, V>* from) {
+  static_assert(sizeof(Lanes<T, V>) == 16);
+  const uint4 bits = *reinterpret_cast<const uint4*>(from);
+  Lanes<T, V> out;
+  memcpy(&out, &bits, sizeof out);
+  return out;
+}
 template <typename T, int V>
 __device__ inline void widen_pack(const Lanes<T, V>& from, float (&to)[V]) {
 #pragma unroll
@@ -25,13 +36,13 @@ template <typename T, int V, int K, int kStride, int kTile>
 __device__ inline void add_row(const Shape& s, const Lanes<T, V>* row, const Lanes<T, V>* filter, int left, float (&sums)[kTile][V]) {
   Lanes<T, V> taps[K];
 #pragma unroll
-  for (int k = 0; k < K; ++k) taps[k] = filter[k * s.packs];
+  for (int k = 0; k < K; ++k) taps[k] = load_pack(filter + k * s.packs);
 #pragma unroll
   for (int column = 0; column < (kTile - 1) * kStride + K; ++column) {
     const int w = left + column;
     if (w < 0 || w >= s.W) continue;
     float x[V];
-    widen_pack(row[static_cast<int64_t>(w) * s.packs], x);
+    widen_pack(load_pack(row + static_cast<int64_t>(w) * s.packs), x);
 #pragma unroll
     for (int t = 0; t < kTile; ++t) {
       const int k = column - t * kStride;
@@ -58,13 +69,13 @@ __global__ void __launch_bounds__(kThreads) depthwise(Shape s, const Lanes<T, V>
     add_row<T, V, K, kStride, kTile>(s, x + (n * s.H + h) * s.W * s.packs + pack, w + k * K * s.packs + pack, left, sums);
   }
   float start[V] = {};
-  if (bias) widen_pack(bias[pack], start);
+  if (bias) widen_pack(load_pack(bias + pack), start);
 #pragma unroll
   for (int t = 0; t < kTile; ++t) {
     if (first + t >= s.OW) break;
     const int64_t at = (line * s.OW + first + t) * s.packs + pack;
     float other[V] = {};
-    if (residual) widen_pack(residual[at], other);
+    if (residual) widen_pack(load_pack(residual + at), other);
     Lanes<T, V> out;
 #pragma unroll
     for (int v = 0; v < V; ++v) out.at[v] = narrow<T>(fused_activation(f, sums[t][v] + start[v] + other[v]));

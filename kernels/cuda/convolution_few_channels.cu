@@ -1,10 +1,12 @@
 // Convolutions of images with up to 4 channels, as a network's first one is. Libraries want channels in packs of 8, most of them zeros
-// here; this is a product of tensor cores whose K runs over (row of the window, column and channel):
+// here; this is a product of tensor cores whose K runs over (plane, row of the window, element of its row):
 //
-//   Y [pixels, O] = A [pixels, K] B [K, O]        A (pixel, kh, j) = patch[row of the pixel + kh][column of the pixel * C + j]
+//   Y [pixels, O] = A [pixels, K] B [K, O]        A (pixel, p, kh, j) = patch[p][row of the pixel + kh][first element of the pixel + j]
 //
-// The patch of X that a tile of outputs sees lies in shared memory as [row][column][channel], so that what one row of the window meets
-// are neighbours, KW * C of them. K is cut in chunks of 8, which never cross a row of the window; what is beyond its end counts as 0.
+// A plain X has a plane for each channel; a channels-last X is one plane whose rows hold the channels side by side. Either way what one
+// row of the window meets in a plane are neighbours: KW of them, or KW * C. K is cut in chunks of 8, which never cross a row of the window;
+// what is outside it counts as 0. The patch of X that a tile of outputs sees is copied to shared memory in packs of 16 bytes, with zeros
+// outside the image, while the tile before it is computed.
 #include <algorithm>
 
 #include "kernels/cuda/convolution.h"
@@ -15,34 +17,56 @@ namespace fretsaw::cuda {
 
 namespace {
 
-constexpr int kWarps = 4, kThreads = kWarps * 32;
-constexpr int kTileRows = 2 * kWarps, kTileColumns = 16;  // outputs of a block: each warp has two rows of 16
-constexpr int kChunk = 8;                                 // elements of K
+constexpr int kWarps = 4, kThreads = kWarps * 32, kBlocksEach = 4;  // of a multiprocessor
+constexpr int kTileRows = 2 * kWarps, kTileColumns = 16;            // outputs of a block: each warp has two rows of 16
+constexpr int kChunk = 8;                                           // elements of K
 constexpr size_t kMostShared = 48 << 10;
-constexpr int kHeld = 20;  // elements of the next tile's patch that a thread holds while the block computes
 
-// Where a chunk of K begins in the patch, from a pixel's own beginning, and how many of its elements count.
-struct Chunk {
-  int offset, valid;
+// A chunk of K for the threads that read its elements 2 q and 2 q + 1: where it begins in the patch, from a pixel's own beginning, and a
+// mask of what counts of the two.
+struct alignas(8) ChunkPart {
+  int offset;
+  uint32_t mask;
 };
+constexpr int kParts = kChunk / 2;
 
 struct Tiles {
-  int C, H, W, O, OH, OW, KH, KW;
-  int stride_h, stride_w, top, left;             // padding before
-  int64_t x_image, x_channel, x_row, x_column;   // elements from one to the next
-  int pitch, patch_rows, patch_columns, chunks;  // of the patch; chunks is even
-  int tiles_h, tiles_w;
-  int64_t tiles;
-  Divider<uint32_t> by_columns, by_channels;  // of the patch's elements, counted along its columns first, then channels, then rows
-  uint32_t patch_elements;
+  int C, H, O, OH, OW, KH, KW;
+  int stride_h, top;
+  // Of the planes' rows: elements, elements of a row of the window, from one pixel's first to the next one's, before the image.
+  int row, window, step, left;
+  // A patch begins `before` elements before the first pixel's, where X has a whole pack; a pixel's K begins `lead` before its window, so
+  // that it is at an even place where pixels are an even number of elements apart.
+  int before, lead;
+  int planes, patch_rows, packs;  // of the patch; packs of 8 elements of its rows
+  int row_chunks, chunks;         // of a row of the window; of K, an even number
+  uint32_t tiles;
+  Divider<uint32_t> in_image, in_row;   // tiles
+  Divider<uint32_t> in_line, in_plane;  // packs of a patch's row, rows of a plane of it
 };
 
-int chunks_of_row(const Convolution& c) {
-  return static_cast<int>((c.w[3] * c.x_channels + kChunk - 1) / kChunk);
+Tiles tiles_of(const Convolution& c) {
+  const auto number = [](int64_t n) { return static_cast<int>(n); };
+  Tiles t{};
+  const bool plain = c.x_layout == Layout::plain;
+  const int64_t side_by_side = plain ? 1 : c.x_channels;
+  t.C = number(c.x_channels), t.H = number(c.x[2]), t.O = number(c.w[0]), t.OH = number(c.y[2]), t.OW = number(c.y[3]);
+  t.KH = number(c.w[2]), t.KW = number(c.w[3]), t.stride_h = number(c.strides[0]), t.top = number(c.pads_begin[0]);
+  t.row = number(c.x[3] * side_by_side), t.window = number(c.w[3] * side_by_side), t.step = number(c.strides[1] * side_by_side);
+  t.left = number(c.pads_begin[1] * side_by_side);
+  t.planes = plain ? t.C : 1;
+  t.before = (kChunk - t.left % kChunk) % kChunk, t.lead = t.step % 2 == 0 ? t.before % 2 : 0;
+  t.row_chunks = (t.lead + t.window + kChunk - 1) / kChunk;
+  t.chunks = (t.planes * t.KH * t.row_chunks + 1) / 2 * 2;
+  t.patch_rows = (kTileRows - 1) * t.stride_h + t.KH;
+  t.packs = (t.before + (kTileColumns - 1) * t.step + t.row_chunks * kChunk + kChunk - 1) / kChunk;
+  const int64_t across = (c.y[3] + kTileColumns - 1) / kTileColumns, down = (c.y[2] + kTileRows - 1) / kTileRows;
+  t.tiles = static_cast<uint32_t>(c.x[0] * down * across);
+  t.in_image = Divider<uint32_t>(down * across), t.in_row = Divider<uint32_t>(across);
+  t.in_line = Divider<uint32_t>(t.packs), t.in_plane = Divider<uint32_t>(t.patch_rows);
+  return t;
 }
-int chunks_of(const Convolution& c) {
-  return (static_cast<int>(c.w[2]) * chunks_of_row(c) + 1) / 2 * 2;
-}
+
 // Groups of 8 output channels that a block computes.
 int column_tiles(const Convolution& c) {
   return c.w[0] <= 16 ? 2 : c.w[0] <= 32 ? 4 : 8;
@@ -52,54 +76,46 @@ int64_t column_blocks(const Convolution& c) {
   return (c.w[0] + channels - 1) / channels;
 }
 size_t bytes_of_column_block(const Convolution& c) {
-  return static_cast<size_t>(chunks_of(c)) * static_cast<size_t>(column_tiles(c)) * 128;
+  return static_cast<size_t>(tiles_of(c).chunks) * static_cast<size_t>(column_tiles(c)) * 128;
 }
 
-Tiles tiles_of(const Convolution& c) {
-  const auto number = [](int64_t n) { return static_cast<int>(n); };
-  Tiles t{};
-  t.C = number(c.x_channels), t.H = number(c.x[2]), t.W = number(c.x[3]), t.O = number(c.w[0]);
-  t.OH = number(c.y[2]), t.OW = number(c.y[3]), t.KH = number(c.w[2]), t.KW = number(c.w[3]);
-  t.stride_h = number(c.strides[0]), t.stride_w = number(c.strides[1]);
-  t.top = number(c.pads_begin[0]), t.left = number(c.pads_begin[1]);
-  const int64_t C = c.x_channels, cells = c.x[2] * c.x[3];
-  const bool plain = c.x_layout == Layout::plain;
-  t.x_image = C * cells, t.x_channel = plain ? cells : 1, t.x_column = plain ? 1 : C, t.x_row = c.x[3] * t.x_column;
-  t.patch_rows = (kTileRows - 1) * t.stride_h + t.KH, t.patch_columns = (kTileColumns - 1) * t.stride_w + t.KW;
-  t.pitch = ((kTileColumns - 1) * t.stride_w * t.C + chunks_of_row(c) * kChunk + 1) / 2 * 2;
-  t.chunks = chunks_of(c);
-  t.tiles_h = (t.OH + kTileRows - 1) / kTileRows, t.tiles_w = (t.OW + kTileColumns - 1) / kTileColumns;
-  t.tiles = c.x[0] * t.tiles_h * t.tiles_w;
-  t.patch_elements = static_cast<uint32_t>(t.patch_rows * t.C * t.patch_columns);
-  t.by_columns = Divider<uint32_t>(t.patch_columns), t.by_channels = Divider<uint32_t>(t.C);
-  return t;
+__host__ __device__ inline int patch_packs(const Tiles& t) {
+  return t.planes * t.patch_rows * t.packs;
 }
-
-size_t patch_bytes(const Tiles& t) {
-  return rounded(static_cast<size_t>(t.patch_rows) * static_cast<size_t>(t.pitch) * 2);
-}
+// Two patches, the weights, a bias for each channel, the parts of chunks.
 size_t shared_bytes(const Convolution& c) {
   const Tiles t = tiles_of(c);
-  return patch_bytes(t) + rounded(static_cast<size_t>(t.chunks) * sizeof(Chunk)) + bytes_of_column_block(c);
+  const auto channels = static_cast<size_t>(column_tiles(c) * 8);
+  return 2 * static_cast<size_t>(patch_packs(t)) * sizeof(uint4) + bytes_of_column_block(c) + channels * sizeof(float) +
+         static_cast<size_t>(t.chunks * kParts) * sizeof(ChunkPart);
+}
+
+// Column n of the tensor cores' tile j is this channel of the block's. A thread has columns 2 (lane % 4) + {0, 1} of each tile: of the
+// tiles of a group they are neighbouring channels, and of four such threads too, so that they are written as whole packs side by side.
+template <int NT>
+constexpr int kGroup = NT < 4 ? NT : 4;
+__host__ __device__ constexpr int channel_of(int group, int tile, int n) {
+  return tile / group * 8 * group + n / 2 * 2 * group + tile % group * 2 + n % 2;
 }
 
 // --- the weights in the order of the threads that multiply by them ---
 
 // to [column blocks][pairs of chunks][pairs of tiles][lane] in packs of 8: of each of the two tiles the lane's elements (k, n) with
-// k = 2 (lane % 4) + {0, 1, 8, 9} and n = lane / 4. Column n of tile j is channel n / 2 * 2 NT + 2 j + n % 2, so that a thread has
-// neighbouring channels of the result.
+// k = 2 (lane % 4) + {0, 1, 8, 9} and n = lane / 4.
 template <typename T>
-__global__ void pack_few_weights(Tiles t, int row_chunks, int NT, int64_t count, const T* from, T* to) {
+__global__ void pack_few_weights(Tiles t, int NT, int64_t count, const T* from, T* to) {
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x) {
     const int element = static_cast<int>(i % 8), lane = static_cast<int>(i / 8 % 32);
     const int64_t rest = i / 256;
     const int tile = static_cast<int>(rest % (NT / 2)) * 2 + element / 4, step = static_cast<int>(rest / (NT / 2) % (t.chunks / 2));
     const int64_t block = rest / (NT / 2) / (t.chunks / 2);
-    const int chunk = step * 2 + element % 4 / 2, j = chunk % row_chunks * kChunk + 2 * (lane % 4) + element % 2;
-    const int kh = chunk / row_chunks, n = lane / 4;
-    const int64_t o = block * NT * 8 + n / 2 * 2 * NT + 2 * tile + n % 2;
-    const bool real = o < t.O && kh < t.KH && j < t.KW * t.C;
-    to[i] = real ? from[((o * t.C + j % t.C) * t.KH + kh) * t.KW + j / t.C] : T(0.0f);
+    const int chunk = step * 2 + element % 4 / 2, line = chunk / t.row_chunks;
+    const int j = chunk % t.row_chunks * kChunk + 2 * (lane % 4) + element % 2 - t.lead;
+    const int side_by_side = t.C / t.planes;
+    const int64_t o = block * NT * 8 + channel_of(NT < 4 ? NT : 4, tile, lane / 4);
+    const bool real = o < t.O && line < t.planes * t.KH && j >= 0 && j < t.window;
+    const int channel = real ? line / t.KH * side_by_side + j % side_by_side : 0;
+    to[i] = real ? from[((o * t.C + channel) * t.KH + line % t.KH) * t.KW + j / side_by_side] : T(0.0f);
   }
 }
 
@@ -125,111 +141,126 @@ __device__ inline uint32_t two_of(const uint16_t* at, uint32_t mask) {
 
 // A tile's place: the image, and its first output.
 struct TilePlace {
-  int64_t n;
-  int row, column;
+  int image, row, column;
 };
-__device__ inline TilePlace place_of(const Tiles& t, int64_t tile) {
-  const auto in_image = static_cast<uint32_t>(tile % (int64_t{t.tiles_h} * t.tiles_w));
-  const int row = static_cast<int>(in_image) / t.tiles_w;
-  return {tile / (int64_t{t.tiles_h} * t.tiles_w), row * kTileRows, (static_cast<int>(in_image) - row * t.tiles_w) * kTileColumns};
+__device__ inline TilePlace place_of(const Tiles& t, uint32_t tile) {
+  const uint32_t image = split_off(t.in_image, tile), row = split_off(t.in_row, tile);
+  return {static_cast<int>(image), static_cast<int>(row) * kTileRows, static_cast<int>(tile) * kTileColumns};
 }
 
-// Element `i` of the patch: its row, channel and column.
-struct PatchElement {
-  int row, c, column;
-};
-__device__ inline PatchElement patch_element(const Tiles& t, uint32_t i) {
-  const uint32_t line = t.by_columns.quotient(i), row = t.by_channels.quotient(line);
-  return {static_cast<int>(row), static_cast<int>(line - row * t.by_channels.divisor), static_cast<int>(i - line * t.by_columns.divisor)};
-}
-
-// A thread's elements of the part of the image that a tile sees, all loads under way at once; zeros outside the image.
-__device__ inline void hold_patch(const Tiles& t, const uint16_t* x, int64_t tile, uint16_t (&held)[kHeld]) {
+// Starts the copies of a tile's patch; packs outside the image become zeros, and none is partly outside.
+__device__ inline void fetch_patch(const Tiles& t, const uint16_t* x, uint32_t tile, uint4* patch) {
   const TilePlace place = place_of(t, tile);
-  const int first_h = place.row * t.stride_h - t.top, first_w = place.column * t.stride_w - t.left;
-  const uint16_t* image = x + place.n * t.x_image;
-#pragma unroll
-  for (int k = 0; k < kHeld; ++k) {
-    const uint32_t i = threadIdx.x + k * kThreads;
-    held[k] = 0;
-    if (i >= t.patch_elements) continue;
-    const PatchElement e = patch_element(t, i);
-    const int h = first_h + e.row, w = first_w + e.column;
-    if (h >= 0 && h < t.H && w >= 0 && w < t.W) held[k] = image[h * t.x_row + e.c * t.x_channel + w * t.x_column];
+  const int first = place.column * t.step - t.left - t.before, top = place.row * t.stride_h - t.top, count = patch_packs(t);
+  const uint16_t* image = x + static_cast<int64_t>(place.image) * t.planes * t.H * t.row;
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
+    auto pack = static_cast<uint32_t>(i);
+    uint32_t line = split_off(t.in_line, pack);
+    const auto plane = static_cast<int>(split_off(t.in_plane, line));
+    const int h = top + static_cast<int>(line), at = first + static_cast<int>(pack) * kChunk;
+    const bool inside = h >= 0 && h < t.H && at >= 0 && at < t.row;
+    const uint16_t* from = inside ? image + (static_cast<int64_t>(plane) * t.H + h) * t.row + at : x;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(patch + i))),
+                 "l"(from), "r"(inside ? 16 : 0)
+                 : "memory");
   }
 }
-__device__ inline void store_patch(const Tiles& t, const uint16_t (&held)[kHeld], uint16_t* patch) {
-#pragma unroll
-  for (int k = 0; k < kHeld; ++k) {
-    const uint32_t i = threadIdx.x + k * kThreads;
-    if (i >= t.patch_elements) continue;
-    const PatchElement e = patch_element(t, i);
-    patch[e.row * t.pitch + e.column * t.C + e.c] = held[k];
-  }
+__device__ inline void close_group() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+__device__ inline void wait_for_all_but_last_group() {
+  asm volatile("cp.async.wait_group 1;" ::: "memory");
 }
 
+__device__ inline uint32_t pack_two(float low, float high, __half) {
+  const __half2 both = __floats2half2_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(both);
+}
+__device__ inline uint32_t pack_two(float low, float high, __nv_bfloat16) {
+  const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(both);
+}
+
+// One pixel's channels of this thread, at `first` of each tile's sums and after it; `y` is the pixel's first that the thread has.
 template <typename T, int NT>
-struct Outputs {
-  const T* bias;
-  T* y;
-  FusedActivation f;
-  int64_t channel;  // the first of this thread's 2 NT
+__device__ inline void store_pixel(const float (&sums)[NT][4], int first, T* y, int channels_left) {
+  constexpr int G = kGroup<NT>;
+#pragma unroll
+  for (int group = 0; group < NT / G; ++group) {
+    if (group * 8 * G >= channels_left) return;
+    Lanes<uint32_t, G> out;
+#pragma unroll
+    for (int j = 0; j < G; ++j) out.at[j] = pack_two(sums[group * G + j][first], sums[group * G + j][first + 1], T{});
+    *reinterpret_cast<Lanes<uint32_t, G>*>(y + group * 8 * G) = out;
+  }
+}
 
-  // One pixel's channels of this thread, `sums` those of each tile at `first` and after it.
-  __device__ void store(const Tiles& t, int64_t pixel, const float (&sums)[NT][4], int first) const {
-    constexpr int V = NT < 4 ? 4 : 8;
+template <int NT, typename F>
+__device__ inline void for_each_sum(float (&sums)[2][NT][4], const F& f) {
 #pragma unroll
-    for (int part = 0; part < 2 * NT / V; ++part) {
-      const int64_t o = channel + part * V;
-      if (o >= t.O) return;
-      Lanes<T, V> out;
+  for (int m = 0; m < 2; ++m) {
 #pragma unroll
-      for (int v = 0; v < V; ++v) {
-        const float sum = sums[(part * V + v) / 2][first + v % 2] + (bias ? widen(bias[o + v]) : 0.0f);
-        out.at[v] = narrow<T>(fused_activation(f, sum));
-      }
-      *reinterpret_cast<Lanes<T, V>*>(y + pixel * t.O + o) = out;
+    for (int j = 0; j < NT; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums[m][j][e] = f(sums[m][j][e]);
     }
   }
-};
+}
+template <int NT>
+__device__ inline void activate(const FusedActivation& f, float (&sums)[2][NT][4]) {
+  if (f.kind == FusedActivation::Kind::relu) {  // the usual one, without a choice for each sum
+    for_each_sum<NT>(sums, [](float x) { return x < 0 ? 0.0f : x; });
+  } else if (f.kind != FusedActivation::Kind::none) {
+    for_each_sum<NT>(sums, [&f](float x) { return fused_activation(f, x); });
+  }
+}
 
 template <typename T, int NT, bool kPairs>
-__global__ void __launch_bounds__(kThreads, 3)
-    multiply_patches(const __grid_constant__ Tiles t, int row_chunks, const uint16_t* x, const uint4* w, Outputs<T, NT> outputs) {
-  extern __shared__ __align__(16) char shared[];
+__global__ void __launch_bounds__(kThreads, kBlocksEach)
+    multiply_patches(const __grid_constant__ Tiles t, const uint16_t* x, const uint4* w, const T* bias, T* y, FusedActivation activation) {
+  extern __shared__ uint4 shared[];
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32, g = lane / 4, q = lane % 4;
-  const int steps = t.chunks / 2, packs = steps * (NT / 2) * 32;
-  uint4* weights = reinterpret_cast<uint4*>(shared);
-  Chunk* chunks = reinterpret_cast<Chunk*>(weights + packs);
-  uint16_t* patch = reinterpret_cast<uint16_t*>(chunks + t.chunks);
+  const int steps = t.chunks / 2, packs = steps * (NT / 2) * 32, first_channel = static_cast<int>(blockIdx.y) * NT * 8;
+  uint4* weights = shared + 2 * patch_packs(t);
+  float* biases = reinterpret_cast<float*>(weights + packs);
+  ChunkPart* parts = reinterpret_cast<ChunkPart*>(biases + NT * 8);
+  fetch_patch(t, x, blockIdx.x, shared);  // a block has a tile
+  close_group();
   for (int i = static_cast<int>(threadIdx.x); i < packs; i += kThreads) weights[i] = w[int64_t{blockIdx.y} * packs + i];
-  for (int i = static_cast<int>(threadIdx.x); i < t.chunks; i += kThreads) {
-    const int kh = i / row_chunks, j = i % row_chunks * kChunk;
-    const bool real = kh < t.KH;
-    chunks[i] = {real ? kh * t.pitch + j : 0, real ? min(kChunk, t.KW * t.C - j) : 0};
+  for (int i = static_cast<int>(threadIdx.x); i < NT * 8; i += kThreads)
+    biases[i] = bias && first_channel + i < t.O ? widen(bias[first_channel + i]) : 0.0f;
+  const int pitch = t.packs * kChunk;
+  for (int i = static_cast<int>(threadIdx.x); i < t.chunks * kParts; i += kThreads) {
+    const int chunk = i / kParts, line = chunk / t.row_chunks, j = chunk % t.row_chunks * kChunk, plane = line / t.KH, kh = line % t.KH;
+    const int first = j + i % kParts * 2 - t.lead;  // element of the window's row
+    const bool real = plane < t.planes;
+    const auto counts = [&](int element) { return real && element >= 0 && element < t.window; };
+    parts[i] = {real ? (plane * t.patch_rows + kh) * pitch + j : 0, (counts(first) ? 0xffffu : 0) | (counts(first + 1) ? 0xffff0000u : 0)};
   }
-  outputs.channel = int64_t{blockIdx.y} * NT * 8 + q * 2 * NT;
-  uint16_t held[kHeld];
-  hold_patch(t, x, blockIdx.x, held);  // a block has a tile
-  for (int64_t tile = blockIdx.x; tile < t.tiles; tile += gridDim.x) {
-    const TilePlace place = place_of(t, tile);
-    __syncthreads();  // the last tile's patch has been read
-    store_patch(t, held, patch);
+  const int own = 2 * warp * t.stride_h * pitch + t.before - t.lead + g * t.step + 2 * q;
+  const int half = 8 * t.step, next_row = t.stride_h * pitch;
+  uint32_t turn = 0;
+  for (uint32_t tile = blockIdx.x; tile < t.tiles; tile += gridDim.x, ++turn) {
+    const int buffer = static_cast<int>(turn % 2) * patch_packs(t), other = patch_packs(t) - buffer;
+    if (tile + gridDim.x < t.tiles) fetch_patch(t, x, tile + gridDim.x, shared + other);
+    close_group();
+    wait_for_all_but_last_group();
     __syncthreads();
-    if (tile + gridDim.x < t.tiles) hold_patch(t, x, tile + gridDim.x, held);
-    float sums[2][NT][4] = {};
-    const uint16_t* own = patch + 2 * warp * t.stride_h * t.pitch + g * t.stride_w * t.C + 2 * q;
-    const int half = 8 * t.stride_w * t.C, next_row = t.stride_h * t.pitch;
+    float sums[2][NT][4];
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums[0][j][e] = sums[1][j][e] = biases[channel_of(kGroup<NT>, j, 2 * q + e % 2)];
+    }
+    const uint16_t* patch = reinterpret_cast<const uint16_t*>(shared + buffer) + own;
     for (int step = 0; step < steps; ++step) {
       uint32_t a[2][4];
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
-        const Chunk chunk = chunks[2 * step + k];
-        const int counts = chunk.valid - 2 * q;
-        const uint32_t mask = counts >= 2 ? 0xffffffffu : counts == 1 ? 0xffffu : 0u;
-        const uint16_t* at = own + chunk.offset;
-        a[0][2 * k] = two_of<kPairs>(at, mask), a[0][2 * k + 1] = two_of<kPairs>(at + half, mask);
-        a[1][2 * k] = two_of<kPairs>(at + next_row, mask), a[1][2 * k + 1] = two_of<kPairs>(at + next_row + half, mask);
+        const ChunkPart part = parts[(2 * step + k) * kParts + q];
+        const uint16_t* at = patch + part.offset;
+        a[0][2 * k] = two_of<kPairs>(at, part.mask), a[0][2 * k + 1] = two_of<kPairs>(at + half, part.mask);
+        a[1][2 * k] = two_of<kPairs>(at + next_row, part.mask), a[1][2 * k + 1] = two_of<kPairs>(at + next_row + half, part.mask);
       }
 #pragma unroll
       for (int j = 0; j < NT / 2; ++j) {
@@ -241,12 +272,17 @@ __global__ void __launch_bounds__(kThreads, 3)
         }
       }
     }
+    __syncthreads();  // the patch has been read
+    activate<NT>(activation, sums);
+    const TilePlace place = place_of(t, tile);
+    const int channel = first_channel + q * 2 * kGroup<NT>;
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
       const int oh = place.row + 2 * warp + m, ow = place.column + g;
-      const int64_t line = (place.n * t.OH + oh) * t.OW;
-      if (oh < t.OH && ow < t.OW) outputs.store(t, line + ow, sums[m], 0);
-      if (oh < t.OH && ow + 8 < t.OW) outputs.store(t, line + ow + 8, sums[m], 2);
+      if (oh >= t.OH) continue;
+      T* line = y + ((int64_t{place.image} * t.OH + oh) * t.OW + ow) * t.O + channel;
+      if (ow < t.OW) store_pixel<T, NT>(sums[m], 0, line, t.O - channel);
+      if (ow + 8 < t.OW) store_pixel<T, NT>(sums[m], 2, line + int64_t{8} * t.O, t.O - channel);
     }
   }
 }
@@ -254,17 +290,16 @@ __global__ void __launch_bounds__(kThreads, 3)
 template <typename T, int NT, bool kPairs>
 void launch(const Convolution& c, const ConvolutionAddresses& at, int multiprocessors, cudaStream_t stream) {
   const Tiles t = tiles_of(c);
-  const dim3 blocks(static_cast<unsigned>(std::min<int64_t>(t.tiles, int64_t{3} * multiprocessors)),
-                    static_cast<unsigned>(column_blocks(c)));
-  const Outputs<T, NT> outputs{c.bias ? static_cast<const T*>(at.bias) : nullptr, static_cast<T*>(at.y), c.activation, 0};
+  const dim3 blocks(std::min(t.tiles, static_cast<uint32_t>(kBlocksEach * multiprocessors)), static_cast<unsigned>(column_blocks(c)));
   multiply_patches<T, NT, kPairs><<<blocks, kThreads, shared_bytes(c), stream>>>(
-      t, chunks_of_row(c), static_cast<const uint16_t*>(at.given_x), static_cast<const uint4*>(at.w), outputs);
+      t, static_cast<const uint16_t*>(at.given_x), static_cast<const uint4*>(at.w), c.bias ? static_cast<const T*>(at.bias) : nullptr,
+      static_cast<T*>(at.y), c.activation);
   check_launch("multiply_patches");
 }
 
 template <typename T>
 void launch_for_columns(const Convolution& c, const ConvolutionAddresses& at, int multiprocessors, cudaStream_t stream) {
-  const bool pairs = c.strides[1] * c.x_channels % 2 == 0;
+  const bool pairs = tiles_of(c).step % 2 == 0;
   switch (column_tiles(c)) {
     case 2:
       return pairs ? launch<T, 2, true>(c, at, multiprocessors, stream) : launch<T, 2, false>(c, at, multiprocessors, stream);
@@ -283,7 +318,9 @@ bool has_few_channels(const Convolution& c) {
   if (c.x_channels < 1 || c.x_channels > 4 || c.w[0] % 8 != 0 || c.dilations != Dims{1, 1}) return false;
   if (c.w[2] > 15 || c.w[3] > 15 || c.strides[0] > 8 || c.strides[1] > 8) return false;
   if (c.x[2] >= 1 << 24 || c.x[3] >= 1 << 24 || column_blocks(c) > 65535) return false;
-  return shared_bytes(c) <= kMostShared && tiles_of(c).patch_elements <= kHeld * kThreads;
+  if (c.x[0] * c.y[2] * c.y[3] >= int64_t{1} << 31) return false;  // which bounds the number of tiles
+  const Tiles t = tiles_of(c);
+  return t.row % kChunk == 0 && shared_bytes(c) <= kMostShared;
 }
 
 size_t few_channels_weight_bytes(const Convolution& c) {
@@ -295,7 +332,7 @@ void pack_few_channels_weights(const Convolution& c, const void* from, void* to,
   with_float_type(c.dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
     if constexpr (sizeof(T) == 2) {
-      pack_few_weights<T><<<blocks_for(count, kThreads), kThreads, 0, stream>>>(tiles_of(c), chunks_of_row(c), column_tiles(c), count,
+      pack_few_weights<T><<<blocks_for(count, kThreads), kThreads, 0, stream>>>(tiles_of(c), column_tiles(c), count,
                                                                                 static_cast<const T*>(from), static_cast<T*>(to));
       check_launch("pack_few_weights");
     }

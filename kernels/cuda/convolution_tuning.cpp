@@ -180,7 +180,7 @@ std::string Convolution::key() const {
 
 PlanPtr choose_plan(GpuDevice& device, const Convolution& c) {
   // The number changes when plans are added or their kernels change.
-  const std::string key = "2 " + identity_of(device) + " " + c.key();
+  const std::string key = "3 " + identity_of(device) + " " + c.key();
   const auto slot = std::make_pair(&device, key);
   {
     const std::lock_guard lock(decisions().mutex);

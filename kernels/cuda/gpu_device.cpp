@@ -102,7 +102,9 @@ class OpenedGpu : public GpuDevice {
   size_t total_bytes() override { return memory_info().second; }
   void* allocate_pinned(size_t bytes) override {
     void* memory = nullptr;
-    FRETSAW_CUDA_CHECK(cudaHostAlloc(&memory, std::max<size_t>(bytes, 1), cudaHostAllocPortable));
+    const cudaError_t status = cudaHostAlloc(&memory, std::max<size_t>(bytes, 1), cudaHostAllocPortable);
+    cudaGetLastError();  // so that no later launch reports it
+    FRETSAW_CUDA_CHECK(status);
     return memory;
   }
   void release_pinned(void* memory) noexcept override { cudaFreeHost(memory); }

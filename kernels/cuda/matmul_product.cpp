@@ -127,11 +127,10 @@ void Product::Implementation::run_call(const ProductOperands& o, void* scratch, 
     aligned = aligned && reinterpret_cast<uintptr_t>(p) % alignment == 0;
   if (choice.kind == ProductChoice::Kind::simple || !aligned) return run_simple_product(call, o, stream);
   if (choice.kind == ProductChoice::Kind::small) return run_small_product(call, o, multiprocessors, stream);
-  if (choice.staged) {
-    ProductOperands staged = o;
-    staged.d = static_cast<char*>(scratch) + in_blocks(choice.algorithm.workspace);
-    FRETSAW_CUDA_CHECK(lt->run(staged, choice.algorithm, scratch, stream));
-    return copy_staged(call, staged.d, staged_row(call), o.d, stream);
+  if (choice.staged_rows > 0) {
+    void* staged = static_cast<char*>(scratch) + in_blocks(choice.algorithm.workspace);
+    FRETSAW_CUDA_CHECK(run_staged(call, choice.staged_rows, *lt, choice.algorithm, o, staged, scratch, stream));
+    return;
   }
   FRETSAW_CUDA_CHECK(lt->run(o, choice.algorithm, scratch, stream));
   const int64_t batches = call.batches.empty() ? 1 : call.batches.front().count;
@@ -144,7 +143,8 @@ Product::~Product() = default;
 size_t Product::scratch_bytes() const {
   const ProductChoice& choice = self_->choice;
   if (choice.kind != ProductChoice::Kind::lt) return 0;
-  return choice.staged ? in_blocks(choice.algorithm.workspace) + staged_bytes(self_->call) : choice.algorithm.workspace;
+  if (choice.staged_rows == 0) return choice.algorithm.workspace;
+  return in_blocks(choice.algorithm.workspace) + staged_bytes(self_->call, choice.staged_rows);
 }
 
 void Product::run(const ProductOperands& o, void* scratch, cudaStream_t stream) {

@@ -57,12 +57,27 @@ __global__ void expand_kernel(const T* from, int64_t row, int64_t column, T* to,
     to[i] = from[i / N * row + i % N * column];
 }
 
-// A block takes whole rows, so that neighbouring threads have neighbouring elements.
+// Rows of N elements that begin anywhere, from rows of whole packs. What is written goes in packs of 16 bytes where the row's own beginning
+// allows: its first pack begins up to one pack before it.
 template <typename T, typename Out>
 __global__ void copy_staged_kernel(const T* __restrict__ from, int64_t row, Out* __restrict__ to, int64_t M, int64_t N) {
+  constexpr int V = kPackOf16<Out>;
   for (int64_t m = blockIdx.y; m < M; m += gridDim.y) {
-    for (int64_t n = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; n < N; n += int64_t{gridDim.x} * blockDim.x)
-      to[m * N + n] = static_cast<Out>(from[m * row + n]);
+    const T* in = from + m * row;
+    Out* out = to + m * N;
+    const auto before = static_cast<int64_t>(reinterpret_cast<uintptr_t>(out) % 16 / sizeof(Out));
+    const int64_t packs = (before + N + V - 1) / V;
+    for (int64_t p = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; p < packs; p += int64_t{gridDim.x} * blockDim.x) {
+      const int64_t first = p * V - before;
+      if (first >= 0 && first + V <= N) {
+        Lanes<Out, V> lanes;
+#pragma unroll
+        for (int v = 0; v < V; ++v) lanes.at[v] = static_cast<Out>(in[first + v]);
+        *reinterpret_cast<Lanes<Out, V>*>(out + first) = lanes;
+      } else {
+        for (int64_t n = first < 0 ? 0 : first; n < first + V && n < N; ++n) out[n] = static_cast<Out>(in[n]);
+      }
+    }
   }
 }
 
@@ -136,17 +151,18 @@ void expand_matrix(DType type, const void* from, int64_t row, int64_t column, vo
   check_launch("expand_matrix");
 }
 
-void copy_staged(const ProductSpec& spec, const void* from, int64_t row, void* d, cudaStream_t stream) {
-  const auto M = static_cast<unsigned>(std::min<int64_t>(spec.M, 65535));
+void copy_staged(const ProductSpec& spec, int64_t rows, const void* from, int64_t row, void* d, cudaStream_t stream) {
+  const auto M = static_cast<unsigned>(std::min<int64_t>(rows, 65535));
+  const int64_t packs = spec.N / (16 / static_cast<int64_t>(bytes_of(output_type(spec), 1))) + 1;
   const auto columns =
-      static_cast<unsigned>(std::min<int64_t>((spec.N + kThreads - 1) / kThreads, std::max(1, 65536 / static_cast<int>(M))));
+      static_cast<unsigned>(std::min<int64_t>((packs + kThreads - 1) / kThreads, std::max(1, 65536 / static_cast<int>(M))));
   with_float_type(spec.type, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const auto* x = static_cast<const T*>(from);
     if (output_type(spec) == spec.type)
-      copy_staged_kernel<<<dim3(columns, M), kThreads, 0, stream>>>(x, row, static_cast<T*>(d), spec.M, spec.N);
+      copy_staged_kernel<<<dim3(columns, M), kThreads, 0, stream>>>(x, row, static_cast<T*>(d), rows, spec.N);
     else
-      copy_staged_kernel<<<dim3(columns, M), kThreads, 0, stream>>>(x, row, static_cast<float*>(d), spec.M, spec.N);
+      copy_staged_kernel<<<dim3(columns, M), kThreads, 0, stream>>>(x, row, static_cast<float*>(d), rows, spec.N);
   });
   check_launch("copy_staged");
 }

@@ -15,7 +15,8 @@ namespace {
 constexpr int kCandidates = 16, kRepeats = 5;
 constexpr int64_t kFlushBytes = int64_t{96} << 20;                                 // more than the second-level caches of today's devices
 constexpr int64_t kLargestTimed = int64_t{4} << 30;                                // operands of more bytes: the heuristic's first guess
-constexpr const char *kSmall = "small 1", *kLt = "lt 1 ", *kStaged = "staged 1 ";  // the numbers change when their kernels do
+constexpr const char *kSmall = "small 1", *kLt = "lt 1 ", *kStaged = "staged 2 ";  // the numbers change when their kernels do
+constexpr int64_t kStagedParts[] = {256, 512};  // rows that are staged at a time: few enough to be copied from the second-level cache
 
 ProductSpec without_epilogue(ProductSpec spec) {
   spec.bias = false;
@@ -44,7 +45,7 @@ class Bench {
     operands_.d = filled(output_type(spec), e.d);
     if (spec.beta != 0) operands_.c = filled(spec.type, e.d);
     if (spec.bias) operands_.bias = filled(spec.type, spec.N);
-    if (takes_staging(spec)) staged_ = allocate(staged_bytes(spec));
+    if (takes_staging(spec)) staged_ = allocate(staged_bytes(spec, spec.M));
     workspace_ = allocate(kProductWorkspace);
     flush_ = allocate(kFlushBytes);
   }
@@ -91,16 +92,17 @@ class Bench {
 
 // One way to use cuBLASLt, with a name by which its choices are remembered.
 struct LtWay {
-  const char* name = kLt;
+  std::string name = kLt;
   ProductSpec spec;  // what cuBLASLt does of the product
-  bool separate_epilogue = false, staged = false;
+  bool separate_epilogue = false;
+  int64_t staged_rows = 0;
   std::unique_ptr<LtProduct> lt;
 };
 
 std::vector<LtWay> ways_of(GpuDevice& device, const ProductSpec& spec, size_t alignment) {
   std::vector<LtWay> ways;
-  const auto add = [&](const char* name, const ProductSpec& own, int64_t d_row) -> LtWay& {
-    ways.push_back({name, own, false, false, std::make_unique<LtProduct>(device, own, alignment, d_row)});
+  const auto add = [&](std::string name, const ProductSpec& own, int64_t d_row) -> LtWay& {
+    ways.push_back({std::move(name), own, false, 0, std::make_unique<LtProduct>(device, own, alignment, d_row)});
     return ways.back();
   };
   const bool follows = spec.bias || spec.activation != ProductActivation::none;
@@ -110,7 +112,14 @@ std::vector<LtWay> ways_of(GpuDevice& device, const ProductSpec& spec, size_t al
     ProductSpec staged = spec;
     staged.out = DType::undefined;
     if (spec.b_columns >= staged_row(spec) && !spec.bias) staged.N = staged_row(spec);
-    add(kStaged, staged, staged_row(spec)).staged = true;
+    std::vector<int64_t> parts = {spec.M};
+    for (int64_t rows : kStagedParts) {
+      if (rows < spec.M && spec.M % rows == 0) parts.push_back(rows);
+    }
+    for (int64_t rows : parts) {
+      staged.M = rows;
+      add(kStaged + std::to_string(rows) + " ", staged, staged_row(spec)).staged_rows = rows;
+    }
   }
   return ways;
 }
@@ -122,11 +131,10 @@ class Race {
 
   void add(const LtWay& way, const LtAlgorithm& algorithm) {
     consider(way.name + to_text(algorithm), [&](const ProductOperands& o, void* workspace, cudaStream_t stream) {
-      ProductOperands operands = o;
-      if (way.staged) operands.d = bench_.staged();
-      if (way.lt->run(operands, algorithm, workspace, stream) != CUBLAS_STATUS_SUCCESS) return false;
+      if (way.staged_rows > 0)
+        return run_staged(spec_, way.staged_rows, *way.lt, algorithm, o, bench_.staged(), workspace, stream) == CUBLAS_STATUS_SUCCESS;
+      if (way.lt->run(o, algorithm, workspace, stream) != CUBLAS_STATUS_SUCCESS) return false;
       if (way.separate_epilogue) run_epilogue(spec_, spec_.bias ? o.bias : nullptr, o.d, extents_of(spec_).d / spec_.N, stream);
-      if (way.staged) copy_staged(spec_, operands.d, staged_row(spec_), o.d, stream);
       return true;
     });
   }
@@ -152,7 +160,7 @@ class Race {
   double best_time_ = INFINITY;
 };
 
-// The choice as text: "small 1", "lt 1 <algorithm>", "staged 1 <algorithm>", or "simple".
+// The choice as text: "small 1", "lt 1 <algorithm>", "staged 2 <rows> <algorithm>", or "simple".
 std::string fastest(GpuDevice& device, const ProductSpec& spec, const std::vector<LtWay>& ways) {
   std::vector<std::pair<const LtWay*, LtAlgorithm>> candidates;
   for (const LtWay& way : ways) {
@@ -177,12 +185,11 @@ std::optional<ProductChoice> read_choice(const std::string& text, const ProductS
   if (text == "simple") return ProductChoice{};
   if (text == kSmall && takes_small_product(spec)) return ProductChoice{ProductChoice::Kind::small};
   for (LtWay& way : ways) {
-    const std::string start = way.name;
-    if (text.compare(0, start.size(), start) != 0) continue;
-    std::optional<LtAlgorithm> algorithm = algorithm_of(text.substr(start.size()));
+    if (!text.starts_with(way.name)) continue;
+    std::optional<LtAlgorithm> algorithm = algorithm_of(text.substr(way.name.size()));
     if (!algorithm || !way.lt->accepts(*algorithm)) return std::nullopt;
     lt = std::move(way.lt);
-    return ProductChoice{ProductChoice::Kind::lt, *algorithm, way.separate_epilogue, way.staged};
+    return ProductChoice{ProductChoice::Kind::lt, *algorithm, way.separate_epilogue, way.staged_rows};
   }
   return std::nullopt;
 }
@@ -199,8 +206,22 @@ std::map<std::string, std::string>& known_choices() {
 int64_t staged_row(const ProductSpec& spec) {
   return in_whole_packs(spec.N, spec.type);
 }
-size_t staged_bytes(const ProductSpec& spec) {
-  return bytes_of(spec.type, spec.M * staged_row(spec));
+size_t staged_bytes(const ProductSpec& spec, int64_t rows) {
+  return bytes_of(spec.type, rows * staged_row(spec));
+}
+
+cublasStatus_t run_staged(const ProductSpec& spec, int64_t rows, LtProduct& lt, const LtAlgorithm& algorithm,
+                          const ProductOperands& operands, void* staged, void* workspace, cudaStream_t stream) {
+  const auto a_part = static_cast<int64_t>(bytes_of(spec.type, rows * spec.a_row));
+  const auto d_part = static_cast<int64_t>(bytes_of(output_type(spec), rows * spec.N));
+  for (int64_t part = 0; part < spec.M / rows; ++part) {
+    ProductOperands o = operands;
+    o.a = static_cast<const char*>(operands.a) + part * a_part;
+    o.d = staged;
+    if (const cublasStatus_t status = lt.run(o, algorithm, workspace, stream); status != CUBLAS_STATUS_SUCCESS) return status;
+    copy_staged(spec, rows, staged, staged_row(spec), static_cast<char*>(operands.d) + part * d_part, stream);
+  }
+  return CUBLAS_STATUS_SUCCESS;
 }
 
 ProductChoice choose(GpuDevice& device, const ProductSpec& spec, size_t alignment, std::unique_ptr<LtProduct>& lt) {

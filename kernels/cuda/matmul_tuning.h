@@ -9,12 +9,16 @@ struct ProductChoice {
   Kind kind = Kind::simple;
   LtAlgorithm algorithm;           // of lt
   bool separate_epilogue = false;  // cuBLASLt knows no algorithm with the bias and activation: they follow in a kernel of their own
-  bool staged = false;             // of lt: D goes to scratch memory in rows of whole packs, and is copied from there
+  // Of lt, where it is not 0: D goes to scratch memory in rows of whole packs, so many of them at a time, and is copied from there.
+  int64_t staged_rows = 0;
 };
 
-// Of a staged D: elements from row to row, in spec.type, and the bytes of it all.
+// Of a staged D: elements from row to row, in spec.type.
 int64_t staged_row(const ProductSpec& spec);
-size_t staged_bytes(const ProductSpec& spec);
+size_t staged_bytes(const ProductSpec& spec, int64_t rows);
+// A product with `lt` that stages D at `staged`, `rows` rows at a time, which divide M.
+cublasStatus_t run_staged(const ProductSpec& spec, int64_t rows, LtProduct& lt, const LtAlgorithm& algorithm,
+                          const ProductOperands& operands, void* staged, void* workspace, cudaStream_t stream);
 // `spec` has at most one batch dimension, and elements. Where the choice is lt, `lt` is what runs it.
 ProductChoice choose(GpuDevice& device, const ProductSpec& spec, size_t alignment, std::unique_ptr<LtProduct>& lt);
 
