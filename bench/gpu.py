@@ -1,10 +1,11 @@
 """What must hold of fretsaw on GPUs, measured: one table, a row for each figure with what is wanted of it.
 
-Subcommands: zoo (every model whole), meshes (cut), speed (against PyTorch), tensor, pipeline and failures (two GPUs), memory, start, all.
+Subcommands: zoo (every model whole), meshes (cut), speed (against PyTorch), tensor, pipeline and failures (several GPUs), memory, start, all.
 Ends with 1 when a figure falls short or something failed.
 """
 import argparse
 import os
+import signal
 import sys
 import time
 import traceback
@@ -18,8 +19,8 @@ from gpu_zoo import meshes, zoo
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ONE_GPU = {"zoo": zoo, "meshes": meshes, "speed": speed, "memory": memory, "start": start}
-TWO_GPUS = {"tensor": tensor, "pipeline": pipeline, "failures": failures}
-COMMANDS = {**ONE_GPU, **TWO_GPUS}
+MANY_GPUS = {"tensor": tensor, "pipeline": pipeline, "failures": failures}
+COMMANDS = {**ONE_GPU, **MANY_GPUS}
 
 
 def comma(text):
@@ -49,6 +50,7 @@ def add_common(parser):
     parser.add_argument("--jobs", type=int, default=6, help="commands side by side, of zoo and meshes")
     parser.add_argument("--parts", action="store_true", help="of speed: the slowest parts of each model")
     parser.add_argument("--prepare-limit", type=float, default=300, help="seconds for PyTorch's exports and compilations")
+    parser.add_argument("--pause", metavar="FILE", help="of speed and tensor: nothing is timed before this file is gone")
     parser.add_argument("--only-big", action="store_true", help="of memory: only the models that one GPU can't hold")
     parser.add_argument("--big-limit", type=float, default=400, help="seconds for the model that two GPUs hold")
 
@@ -60,21 +62,34 @@ def parse():
     return parser.parse_args()
 
 
+def meshes_of(gpus):
+    """What a number of GPUs is cut into by the command meshes."""
+    if gpus == 1:
+        return ["pipeline=2,tensor=2"]
+    flat = [f"pipeline={gpus}", f"tensor={gpus}"]
+    if gpus == 2:
+        return [*flat, "data=2"]
+    return flat if gpus % 2 else [*flat, f"pipeline={gpus // 2},tensor=2", f"data=2,tensor={gpus // 2}"]
+
+
 def choose_devices(arguments, fretsaw):
-    """Fills in devices and meshes by what the machine has; how many GPUs that is."""
+    """Fills in devices, the GPUs of plans' ranks, and meshes, by what the machine has."""
     gpus = fretsaw.gpus() if arguments.device == "cuda" else [{"name": "cpu", "index": 0}]
     if not gpus:
         why = fretsaw("devices").error or "is it built with -DFRETSAW_CUDA=ON?"
         sys.exit(f"{fretsaw.path}: `devices` lists no CUDA device: {why}")
     print(f"{fretsaw.path} on {', '.join(gpu['name'] for gpu in gpus)}", flush=True)
-    arguments.devices = arguments.devices or [gpu["index"] for gpu in gpus]
-    two = len(set(arguments.devices)) > 1 or arguments.device == "cpu"
-    arguments.meshes = arguments.meshes or (["pipeline=2", "tensor=2", "data=2"] if two else ["pipeline=2,tensor=2"])
-    return len(gpus)
+    found = [gpu["index"] for gpu in gpus] if arguments.device == "cuda" else [0, 1]
+    arguments.devices = arguments.devices or found
+    distinct = list(dict.fromkeys(arguments.devices))
+    arguments.ranks = distinct if len(distinct) > 1 else arguments.devices  # one GPU that is named twice: two ranks share it
+    arguments.meshes = arguments.meshes or meshes_of(len(distinct))
 
 
 def run_command(name, arguments, fretsaw, report):
     begin = time.perf_counter()
+    if name in MANY_GPUS and len(arguments.ranks) < 2:
+        return report.failed(name, "all of it", "needs two GPUs, or one that --devices names twice")
     try:
         COMMANDS[name](arguments, fretsaw, report)
     except Exception as error:  # what the others find still counts
@@ -85,11 +100,12 @@ def run_command(name, arguments, fretsaw, report):
 
 def main():
     arguments = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes it started are ended
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # multicast over NVLink stays off, for both sides
     fretsaw = Fretsaw(arguments.fretsaw, arguments.device, arguments.limit)
     report = Report(arguments.json)
-    gpus = choose_devices(arguments, fretsaw)
-    names = [arguments.command] if arguments.command != "all" else [*ONE_GPU, *(TWO_GPUS if gpus > 1 else ())]
+    choose_devices(arguments, fretsaw)
+    names = [arguments.command] if arguments.command != "all" else [*ONE_GPU, *(MANY_GPUS if len(arguments.ranks) > 1 else ())]
     for name in names:
         run_command(name, arguments, fretsaw, report)
     print(f"{report.bad()} of {len(report.rows)} rows are short or failed")

@@ -50,6 +50,12 @@ class Fretsaw:
         return self("devices").json.get("cuda", [])
 
 
+def wait_while_there(path):
+    """Returns when the file is gone; at once without a path."""
+    while path and os.path.exists(path):
+        time.sleep(0.2)
+
+
 class Report:
     """One table: a figure with what is wanted of it in each row. Rows are printed, and saved as JSON, when they are known."""
 

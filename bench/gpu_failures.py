@@ -7,18 +7,20 @@ import time
 
 import numpy as np
 from gpu_llama import Llama
-from gpu_plans import RANDOM, partitioned
+from gpu_plans import RANDOM, partitioned, sequence, sizes
 
 ENDS_S = 10
-BATCH, LENGTH, LAYERS = 8, 1024, 8
-DELAYS_S = (3, 8)  # while it loads, and while it runs
+BATCH, LAYERS = 8, 8
+LOADING_S, RUNNING_S = 1, 8
+LONG = ("--repeat", 50_000)  # minutes, as a step of these layers takes more than 5 ms
 
 
-def write_model(folder):
+def write_model(arguments, folder):
     """Llama-7B layers without their weights, good inputs, and inputs that no embedding has."""
     model, good, bad = (os.path.join(folder, name) for name in ("model.onnx", "good", "bad"))
-    Llama(LAYERS, 4096, 32, 32, 11008).write(model, BATCH, LENGTH)
-    ids = np.random.default_rng(0).integers(0, 512, (BATCH, LENGTH))
+    length = sequence(arguments)
+    Llama(LAYERS, *sizes(arguments)).write(model, BATCH, length)
+    ids = np.random.default_rng(0).integers(0, 512, (BATCH, length))
     for data in (good, bad):
         os.makedirs(data)
         np.save(os.path.join(data, "ids.npy"), ids)
@@ -31,38 +33,51 @@ def interrupted(fretsaw, after_s, arguments):
     command = [fretsaw.path, *map(str, arguments), "--json"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            process.wait(after_s)
-            return process.returncode, 0.0, False
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)
-        begin = time.perf_counter()
-        try:
-            process.wait(3 * ENDS_S)
-        except subprocess.TimeoutExpired:
+            return signalled(process, after_s)
+        finally:
             process.kill()
-        code = process.returncode if process.wait() >= 0 else 128 - process.returncode
-        return code, time.perf_counter() - begin, True
 
 
-def judge_interrupts(fretsaw, report, mesh, plan, inputs, options):
-    for after_s in DELAYS_S:
-        case = f"{mesh}: SIGINT after {after_s} s of bench"
-        code, seconds, was_running = interrupted(fretsaw, after_s, ("bench", plan, "--inputs", inputs, *options))
-        if not was_running:
-            report.failed("failures", case, f"it ended by itself with exit {code}")
-        elif code != 130:
-            report.failed("failures", case, f"exit {code} where 130 is wanted, after {seconds:.1f} s")
-        else:
-            report.row("failures", case, seconds, ENDS_S, remark="s to the end")
+def signalled(process, after_s):
+    try:
+        return process.wait(after_s), 0.0, False
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+    begin = time.perf_counter()
+    try:
+        process.wait(3 * ENDS_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    code = process.wait()
+    return code if code >= 0 else 128 - code, time.perf_counter() - begin, True
 
 
-def judge_next(fretsaw, report, mesh, plan, inputs, options):
-    done = fretsaw("run", plan, "--inputs", inputs, *options)
+def judge_interrupt(fretsaw, report, mesh, when, after_s, arguments):
+    case = f"{mesh}: SIGINT after {after_s:.0f} s, {when}"
+    code, seconds, was_running = interrupted(fretsaw, after_s, ("run", *arguments, *LONG))
+    if not was_running:
+        report.failed("failures", case, f"it ended by itself with exit {code}")
+    elif code != 130:
+        report.failed("failures", case, f"exit {code} where 130 is wanted, after {seconds:.1f} s")
+    else:
+        report.row("failures", case, seconds, ENDS_S, remark="s to the end")
+
+
+def judge_next(fretsaw, report, mesh, arguments):
+    """How long the run takes in all."""
+    done = fretsaw("run", *arguments)
     case = f"{mesh}: a run afterwards"
     if done.code:
         report.failed("failures", case, done.error)
     else:
         report.row("failures", case, done.seconds, remark="s in all")
+    return done.seconds
+
+
+def judge_interrupts(fretsaw, report, mesh, arguments):
+    judge_interrupt(fretsaw, report, mesh, "loading", LOADING_S, arguments)
+    whole_s = judge_next(fretsaw, report, mesh, arguments)
+    judge_interrupt(fretsaw, report, mesh, "running", max(RUNNING_S, whole_s + 1), arguments)
 
 
 def judge_bad_inputs(fretsaw, report, plan, inputs, options):
@@ -94,19 +109,25 @@ def judge_lost_rank(fretsaw, report, limit_s):
         report.row("failures", case, seconds, remark="s for all tests, each failure within 10 s")
 
 
+def judge_mesh(fretsaw, report, mesh, plan, inputs, bad_inputs, options):
+    good = (plan, "--inputs", inputs, *options)
+    judge_interrupts(fretsaw, report, mesh, good)
+    if mesh.startswith("pipeline"):
+        judge_bad_inputs(fretsaw, report, plan, bad_inputs, options)
+    judge_next(fretsaw, report, mesh, good)
+
+
 def failures(arguments, fretsaw, report):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background commands ignore it, and so would ours
     judge_lost_rank(fretsaw, report, arguments.limit)
-    options = (*fretsaw.on(arguments.devices[:2]), *RANDOM)
+    options = (*fretsaw.on(arguments.ranks[:2]), *RANDOM)
     with tempfile.TemporaryDirectory(prefix="fretsaw_failures_") as folder:
-        model, good, bad = write_model(folder)
+        model, good, bad = write_model(arguments, folder)
         for mesh, more in (("tensor=2", ()), ("pipeline=2", ("--micro-batches", BATCH))):
             plan = os.path.join(folder, mesh)
             error = partitioned(fretsaw, model, plan, mesh, "--structure-only", *more)
             if error:
                 report.failed("failures", mesh, error)
-                continue
-            judge_interrupts(fretsaw, report, mesh, plan, good, options)
-            if mesh == "pipeline=2":
-                judge_bad_inputs(fretsaw, report, plan, bad, options)
-            judge_next(fretsaw, report, mesh, plan, good, options)
+            else:
+                judge_mesh(fretsaw, report, mesh, plan, good, bad, options)
     report.summary("failures")

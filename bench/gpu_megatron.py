@@ -3,14 +3,22 @@
 Imports PyTorch, so only processes that use it import this module.
 """
 import json
+import math
+import multiprocessing
 import os
+import signal
+import sys
+import time
+import traceback
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from gpu_common import wait_while_there
 from gpu_torch import delay, first_line, graphed, timed_ms
 
 HIDDEN, INTERMEDIATE, HEADS, SIZE, VOCABULARY = 4096, 11008, 32, 128, 32000
+ENDING_S = 10
 
 
 def weights_of(layers, ranks):
@@ -78,39 +86,96 @@ def make_forward(layers, ranks, length, compiles):
     return forward
 
 
-def measure_rank(rank, ranks, count, lengths, compiles, port, path):
-    """One rank's process; the first writes {length: {way: ms of the slowest rank}}."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.cuda.set_device(rank)
-    torch.set_default_device("cuda")
-    dist.init_process_group("nccl", rank=rank, world_size=ranks, device_id=torch.device("cuda", rank))
-    layers, times, flag = weights_of(count, ranks), {}, torch.zeros(1)
+def prepare(work):
+    """{(length, way): (what replays its graph, what keeps the graph's tensors)}."""
+    layers, ready = weights_of(work.layers, len(work.gpus)), {}
+    for length in work.lengths:
+        for way in ("graph", "compile + graph") if work.compiles else ("graph",):
+            forward = make_forward(layers, len(work.gpus), length, way != "graph")
+            ready[length, way] = graphed(forward), forward
+    torch.cuda.synchronize()
+    return ready
 
-    def meet():  # on the devices: neither waiting for the other rank nor launching is part of a time
+
+def time_all(ready):
+    """{length: {way: ms of the slowest rank}}."""
+    times, flag = {}, torch.zeros(1)
+
+    def meet():  # on the devices: neither waiting for the other ranks nor launching is part of a time
         delay()
         dist.all_reduce(flag)
 
+    for (length, way), (replay, _) in ready.items():
+        mine = torch.tensor([timed_ms(replay, meet)])
+        dist.all_reduce(mine, dist.ReduceOp.MAX)
+        times.setdefault(length, {})[way] = mine.item()
+    return times
+
+
+def write_whole(path, value):
+    """Under another name first: whoever finds the file finds all of it."""
+    with open(path + ".part", "w", encoding="utf-8") as file:
+        json.dump(value, file)
+    os.replace(path + ".part", path)
+
+
+def told_path(work):
+    """The file that is there when all ranks are prepared."""
+    return work.path + ".prepared"
+
+
+def measure_rank(rank, work):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(work.port))
+    device = torch.device("cuda", work.gpus[rank])
+    torch.cuda.set_device(device)
+    torch.set_default_device("cuda")
+    dist.init_process_group("nccl", rank=rank, world_size=len(work.gpus), device_id=device)
     with torch.no_grad():
-        for length in lengths:
-            times[length] = {}
-            for way in ("graph", "compile + graph") if compiles else ("graph",):
-                forward = make_forward(layers, ranks, length, way != "graph")
-                replay = graphed(forward)
-                mine = torch.tensor([timed_ms(replay, meet)])
-                dist.all_reduce(mine, dist.ReduceOp.MAX)
-                times[length][way] = mine.item()
+        ready = prepare(work)
+        dist.barrier()
+        if rank == 0:
+            write_whole(told_path(work), True)
+        wait_while_there(work.pause)  # each by itself: NCCL's waiting would keep the GPUs busy
+        dist.barrier()
+        times = time_all(ready)
     if rank == 0:
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump(times, file)
+        write_whole(work.path, times)
+    ready.clear()  # the graphs, before the communicator whose kernels they hold
     dist.barrier()
-    dist.destroy_process_group()
 
 
-def measure(ranks, count, lengths, compiles, port, path, connection):
-    """All ranks; answers with the times."""
+def rank_process(rank, work):
+    """One rank's process, which ends at once: destroy_process_group, and Python's own end, can wait for ever for captured NCCL kernels."""
+    code = 0
     try:
-        torch.multiprocessing.spawn(measure_rank, (ranks, count, lengths, compiles, port, path), ranks)
-        with open(path, encoding="utf-8") as file:
-            connection.send(("ready", {int(length): ways for length, ways in json.load(file).items()}))
+        measure_rank(rank, work)
+    except Exception:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def follow(ranks, work, connection):
+    """Says when the ranks are prepared. Returns when they ended, or did not although the times were written a while ago."""
+    start, limit, told, over = time.monotonic(), math.inf, False, False
+    while not over and time.monotonic() < limit:
+        over = ranks.join(0.2)
+        if not told and os.path.exists(told_path(work)):
+            told = True
+            connection.send(("ready", time.monotonic() - start))
+        if limit == math.inf and os.path.exists(work.path):
+            limit = time.monotonic() + ENDING_S
+        if not multiprocessing.parent_process().is_alive():
+            os.killpg(0, signal.SIGKILL)  # nobody else would end the ranks
+
+
+def measure(work, connection):
+    """All ranks: says when they are prepared, then what the times are."""
+    try:
+        follow(torch.multiprocessing.spawn(rank_process, (work,), len(work.gpus), join=False), work, connection)
+        with open(work.path, encoding="utf-8") as file:
+            connection.send(("answer", {int(length): ways for length, ways in json.load(file).items()}))
     except Exception as error:
         connection.send(("failed", f"PyTorch: {first_line(error)}"))

@@ -6,11 +6,12 @@ import math
 import multiprocessing
 import os
 import shutil
+import signal
 import tempfile
 import time
 from dataclasses import dataclass
 
-from gpu_common import host_nodes
+from gpu_common import host_nodes, wait_while_there
 
 AGREE = 2e-2  # of each output's range, from float32's results; where PyTorch itself is further away, half as much again as that
 
@@ -53,16 +54,21 @@ def cases_by_model(arguments):
     return {model: cases[:1] if arguments.quick else cases for model, cases in by_model.items()}
 
 
+def in_own_session(target, *arguments):
+    os.setsid()  # the process can be killed with all that it starts
+    target(*arguments)
+
+
 class Worker:
-    """A process that holds one model in PyTorch."""
+    """A process that runs PyTorch, and others of its own."""
 
     def __init__(self, target, *arguments):
         context = multiprocessing.get_context("spawn")
         self.connection, there = context.Pipe()
-        self.process = context.Process(target=target, args=(*arguments, there))  # no daemon: it has children
+        self.process = context.Process(target=in_own_session, args=(target, *arguments, there))  # no daemon: it has children
         self.process.start()
         there.close()
-        self.error = None
+        self.error, self.over = None, False
 
     def wait(self, deadline):
         """What it says next, None when it failed: then `error` says how."""
@@ -77,7 +83,7 @@ class Worker:
             self.error = "PyTorch: not ready in time"
         except (EOFError, OSError):
             self.error = "PyTorch: its process ended"
-        self.process.kill()
+        self.kill()
         return None
 
     def ask(self, *question, limit_s=120):
@@ -88,12 +94,22 @@ class Worker:
         return self.wait(time.monotonic() + limit_s)
 
     def end(self):
-        if not self.process.is_alive():
+        if self.over:
             return
         with contextlib.suppress(OSError):
             self.connection.send(None)
         self.process.join(20)
+        self.kill()
+
+    def kill(self):
+        """Ends it and what it started, which would keep memory of the GPUs."""
+        if self.over:
+            return
+        self.over = True
+        with contextlib.suppress(OSError):  # nothing is left, or it has not come to its own session yet
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()
+        self.process.join(10)
 
 
 def torch_server(*arguments):
@@ -163,15 +179,22 @@ def measure(arguments, fretsaw, report, worker, number, case, folder):
     return best / ours
 
 
-def start_workers(by_model, folder, arguments, report):
-    """A process for each model, all of them preparing at the same time while nothing is timed."""
+def start_workers(workers, by_model, folder, arguments, report):
+    """Adds a process for each model, all of them preparing at the same time while nothing is timed."""
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")
     start = time.monotonic()
-    workers = {model: Worker(torch_server, cases, folder, not arguments.quick) for model, cases in by_model.items()}
+    for model, cases in by_model.items():
+        workers[model] = Worker(torch_server, cases, folder, not arguments.quick)
     for model, worker in workers.items():
         seconds = worker.wait(start + arguments.prepare_limit)
         report.note(f"{model}: {worker.error}" if seconds is None else f"{model}: exported and compiled in {seconds:.0f} s")
-    return workers
+
+
+def wait_for_go(arguments, report):
+    """Between preparing and timing: other work goes on beside the one and ends before the other."""
+    paused = arguments.pause and os.path.exists(arguments.pause)
+    report.note(f"prepared, waits until {arguments.pause} is gone" if paused else "prepared")
+    wait_while_there(arguments.pause)
 
 
 def speed(arguments, fretsaw, report):
@@ -179,7 +202,8 @@ def speed(arguments, fretsaw, report):
     workers, ratios = {}, []
     try:
         by_model = cases_by_model(arguments)
-        workers.update(start_workers(by_model, folder, arguments, report))
+        start_workers(workers, by_model, folder, arguments, report)
+        wait_for_go(arguments, report)
         for model, own in by_model.items():
             for number, case in enumerate(own):
                 here = os.path.join(folder, case.name.replace(" ", "_"))
@@ -188,7 +212,7 @@ def speed(arguments, fretsaw, report):
             workers[model].end()
     finally:
         for worker in workers.values():
-            worker.end()
+            worker.kill()
         shutil.rmtree(folder, ignore_errors=True)
     known = [ratio for ratio in ratios if ratio]
     if known:
