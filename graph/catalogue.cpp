@@ -13,7 +13,7 @@ std::vector<OperatorRecord> collect() {
   for (auto family :
        {elementwise_operators, reduction_operators, contraction_operators, convolution_operators, normalisation_operators,
         movement_operators, reshape_operators, indexing_operators, attention_operators, recurrent_operators, quantization_operators,
-        image_operators, signal_operators, generation_operators, control_operators, communication_operators})
+        image_operators, signal_operators, generation_operators, control_operators, communication_operators, gradient_operators})
     for (OperatorRecord& record : family()) all.push_back(std::move(record));
   return all;
 }

@@ -8,6 +8,8 @@
 
 namespace fretsaw {
 
+class GradientContext;  // graph/gradients.h
+
 // What an operator is to fusion.
 enum class Role : uint8_t { other, contraction, elementwise, movement, reduction, normalisation };
 
@@ -30,6 +32,9 @@ struct OperatorRecord {
   double (*flops)(const Node&) = nullptr;
   bool random = false;
   Linear linear = Linear::no;
+  // Adds the nodes that make the gradients of the inputs from those of the outputs (graph/gradients.h): one value for each input, null
+  // where there is none. zero_gradient: nothing flows through. Null: there is no rule.
+  std::vector<Value*> (*gradient)(GradientContext&) = nullptr;
 };
 
 const OperatorRecord* find_operator(const std::string& name, const std::string& domain);  // null when not in the catalogue

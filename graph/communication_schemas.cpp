@@ -4,9 +4,14 @@
 #include <onnx/defs/schema.h>
 #include <onnx/defs/shape_inference.h>
 
+#include <algorithm>
+#include <iterator>
 #include <mutex>
 #include <numeric>
 #include <vector>
+
+#include "graph/gradient_operators.h"
+#include "graph/ir.h"
 
 namespace fretsaw {
 namespace {
@@ -160,9 +165,15 @@ void register_all() {
                         .Attr("after", "Rows taken from the rank after", AttributeProto::INT, static_cast<int64_t>(0))
                         .TypeAndShapeInferenceFunction([](InferenceContext& c) { onnx::propagateElemTypeFromInputToOutput(c, 0, 0); }));
   for (OpSchema& schema : schemas) onnx::RegisterSchema(std::move(schema), 0, false);
+  register_gradient_schemas();
 }
 
 }  // namespace
+
+bool communicates(const Node& node) {
+  static const char* const names[] = {"Send", "Recv", "AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Broadcast", "HaloExchange"};
+  return node.domain == kCommunicationDomain && std::find(std::begin(names), std::end(names), node.op) != std::end(names);
+}
 
 void register_communication_schemas() {
   static std::once_flag once;

@@ -1,6 +1,7 @@
 // Attention and what stands beside it in transformers: RotaryEmbedding, LinearAttention.
 #include <algorithm>
 
+#include "graph/operators/gradient_rules.h"
 #include "graph/operators/rule_builder.h"
 
 namespace fretsaw {
@@ -181,11 +182,12 @@ double linear_attention_flops(const Node& node) {
 }  // namespace
 
 std::vector<OperatorRecord> attention_operators() {
-  return {
+  std::vector<OperatorRecord> records = {
       {.name = "Attention", .since = 25, .role = Role::contraction, .factors = attention_factors, .flops = attention_flops},
       {.name = "RotaryEmbedding", .since = 23, .factors = rotary_factors, .flops = rotary_flops},
       {.name = "LinearAttention", .since = 27, .factors = linear_attention_factors, .flops = linear_attention_flops},
   };
+  return with_gradients(std::move(records), attention_gradient);
 }
 
 }  // namespace fretsaw

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <map>
 
+#include "graph/operators/einsum_equation.h"
+#include "graph/operators/gradient_rules.h"
 #include "graph/operators/rule_builder.h"
 
 namespace fretsaw {
@@ -119,59 +121,9 @@ double gemm_flops(const Node& node) {
   return contraction_flops(node) + bias;
 }
 
-// One term of an equation: labels, with 0xff.. codes for the dimensions of the ellipsis, aligned from the right.
-struct Term {
-  std::string before, after;
-  bool ellipsis = false;
-};
-Term parse_term(const std::string& text) {
-  Term t;
-  size_t dots = text.find("...");
-  t.ellipsis = dots != std::string::npos;
-  t.before = text.substr(0, dots);
-  if (t.ellipsis) t.after = text.substr(dots + 3);
-  return t;
-}
-
-std::vector<std::string> split_text(const std::string& text, char separator) {
-  std::vector<std::string> parts(1);
-  for (char c : text) {
-    if (c == separator)
-      parts.emplace_back();
-    else
-      parts.back() += c;
-  }
-  return parts;
-}
-
-struct Equation {
-  std::vector<Term> terms;
-  Term result;
-};
-Equation parse_equation(std::string text) {
-  text.erase(std::remove(text.begin(), text.end(), ' '), text.end());
-  size_t arrow = text.find("->");
-  Equation e;
-  bool ellipsis = false;
-  std::map<char, int> uses;
-  for (const std::string& part : split_text(text.substr(0, arrow), ',')) {
-    e.terms.push_back(parse_term(part));
-    ellipsis |= e.terms.back().ellipsis;
-    for (char c : e.terms.back().before + e.terms.back().after) ++uses[c];
-  }
-  if (arrow != std::string::npos) {
-    e.result = parse_term(text.substr(arrow + 2));
-  } else {  // implicit: the ellipsis, then the labels that occur once, in alphabetical order
-    e.result.ellipsis = ellipsis;
-    for (auto [label, n] : uses)
-      if (n == 1) (ellipsis ? e.result.after : e.result.before) += label;
-  }
-  return e;
-}
-
 FactorRule einsum_factors(const Node& node) {
   RuleBuilder rule(node);
-  Equation e = parse_equation(node.get_string("equation", ""));
+  EinsumEquation e = parse_einsum(node.get_string("equation", ""));
   if (e.terms.size() != node.inputs.size()) throw NoRule{"its equation names another number of operands"};
   size_t dots = 0;  // dimensions of the ellipsis
   for (size_t i = 0; i < e.terms.size(); ++i) {
@@ -193,7 +145,7 @@ FactorRule einsum_factors(const Node& node) {
     rule.in(operand, d, it->second);
   };
   for (size_t i = 0; i < e.terms.size(); ++i) {
-    const Term& t = e.terms[i];
+    const EinsumTerm& t = e.terms[i];
     std::string labels = t.before + t.after;
     for (char c : labels)
       if (std::count(labels.begin(), labels.end(), c) > 1) throw NoRule{"its equation takes a diagonal"};
@@ -233,7 +185,7 @@ double einsum_flops(const Node& node) {
 }  // namespace
 
 std::vector<OperatorRecord> contraction_operators() {
-  return {
+  std::vector<OperatorRecord> records = {
       {.name = "MatMul",
        .since = 13,
        .role = Role::contraction,
@@ -245,6 +197,7 @@ std::vector<OperatorRecord> contraction_operators() {
       {.name = "Gemm", .since = 13, .role = Role::contraction, .factors = gemm_factors, .flops = gemm_flops},
       {.name = "Einsum", .since = 28, .role = Role::contraction, .factors = einsum_factors, .flops = einsum_flops},
   };
+  return with_gradients(std::move(records), contraction_gradient);
 }
 
 }  // namespace fretsaw

@@ -1,4 +1,5 @@
 // Operators that are given whole tensors: control flow, sequences, optionals, strings.
+#include "graph/operators/gradient_rules.h"
 #include "graph/operators/rule_builder.h"
 
 namespace fretsaw {
@@ -26,7 +27,7 @@ std::vector<OperatorRecord> control_operators() {
   add("TfIdfVectorizer", 9);
   records.push_back({.name = "StringConcat", .since = 20, .factors = elementwise_factors});
   records.push_back({.name = "RegexFullMatch", .since = 20, .factors = elementwise_factors});
-  return records;
+  return with_gradients(std::move(records), no_float_gradient);
 }
 
 }  // namespace fretsaw

@@ -1,6 +1,7 @@
 // Convolutions and pooling.
 #include <algorithm>
 
+#include "graph/operators/gradient_rules.h"
 #include "graph/operators/rule_builder.h"
 
 namespace fretsaw {
@@ -234,7 +235,7 @@ double causal_conv_flops(const Node& node) {
 }  // namespace
 
 std::vector<OperatorRecord> convolution_operators() {
-  return {
+  std::vector<OperatorRecord> records = {
       {.name = "Conv", .since = 22, .role = Role::contraction, .factors = conv_factors, .flops = conv_flops},
       {.name = "ConvInteger", .since = 10, .role = Role::contraction, .factors = conv_integer_factors, .flops = conv_flops},
       {.name = "QLinearConv", .since = 10, .role = Role::contraction, .factors = qlinear_conv_factors, .flops = conv_flops},
@@ -259,6 +260,7 @@ std::vector<OperatorRecord> convolution_operators() {
       {.name = "GlobalLpPool", .since = 22, .role = Role::reduction, .factors = global_pool_factors, .flops = input_elements},
       {.name = "MaxUnpool", .since = 22},
   };
+  return with_gradients(std::move(records), convolution_gradient);
 }
 
 }  // namespace fretsaw

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "graph/operators/gradient_rules.h"
 #include "graph/operators/rule_builder.h"
 
 namespace fretsaw {
@@ -134,7 +135,7 @@ std::vector<OperatorRecord> elementwise_operators() {
   records.push_back(like("CastLike", 25, Role::elementwise));
   records.push_back(like("BitCast", 26, Role::elementwise));
   records.push_back(like("Dropout", 22, Role::elementwise, true));
-  return records;
+  return with_gradients(std::move(records), elementwise_gradient);
 }
 
 }  // namespace fretsaw

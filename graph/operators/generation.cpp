@@ -1,4 +1,5 @@
 // Operators that make values from sizes, settings or chance: constants, ranges, shapes, random numbers.
+#include "graph/operators/gradient_rules.h"
 #include "graph/operators/rule_builder.h"
 
 namespace fretsaw {
@@ -66,7 +67,7 @@ OperatorRecord random_operator(const char* name, FactorRule (*factors)(const Nod
 }  // namespace
 
 std::vector<OperatorRecord> generation_operators() {
-  return {
+  std::vector<OperatorRecord> records = {
       {.name = "Constant", .since = 25, .factors = made_factors},
       {.name = "ConstantOfShape", .since = 25, .role = Role::movement, .factors = constant_of_shape_factors},
       {.name = "Range", .since = 27, .role = Role::movement, .factors = made_factors},
@@ -79,6 +80,7 @@ std::vector<OperatorRecord> generation_operators() {
       random_operator("RandomUniformLike", random_like_factors),
       random_operator("Bernoulli", random_like_factors),
   };
+  return with_gradients(std::move(records), generation_gradient);
 }
 
 }  // namespace fretsaw

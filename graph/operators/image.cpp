@@ -1,5 +1,6 @@
 // Resampling and other image operators.
 
+#include "graph/operators/gradient_rules.h"
 #include "graph/operators/rule_builder.h"
 
 namespace fretsaw {
@@ -122,7 +123,7 @@ FactorRule col2im_factors(const Node& node) {
 }  // namespace
 
 std::vector<OperatorRecord> image_operators() {
-  return {
+  std::vector<OperatorRecord> records = {
       {.name = "Resize", .since = 19, .factors = resize_factors, .flops = resize_flops},
       {.name = "Upsample", .since = 10, .factors = resize_factors, .flops = resize_flops},
       {.name = "AffineGrid", .since = 20, .factors = affine_grid_factors, .flops = output_elements},
@@ -132,6 +133,7 @@ std::vector<OperatorRecord> image_operators() {
       {.name = "Col2Im", .since = 18, .factors = col2im_factors, .flops = input_elements},
       {.name = "ImageDecoder", .since = 20},
   };
+  return with_gradients(std::move(records), image_gradient);
 }
 
 }  // namespace fretsaw

@@ -1,6 +1,7 @@
 // Operators that pick or place elements by index: Gather*, Scatter*, TopK, OneHot, CumSum and those of unpredictable size.
 #include <algorithm>
 
+#include "graph/operators/gradient_rules.h"
 #include "graph/operators/rule_builder.h"
 
 namespace fretsaw {
@@ -197,7 +198,7 @@ OperatorRecord random_operator(OperatorRecord r) {
 
 std::vector<OperatorRecord> indexing_operators() {
   constexpr Role move = Role::movement;
-  return {
+  std::vector<OperatorRecord> records = {
       {.name = "Gather", .since = 13, .role = move, .factors = gather_factors},
       {.name = "GatherElements", .since = 13, .role = move, .factors = gather_elements_factors},
       {.name = "GatherND", .since = 13, .role = move, .factors = gather_nd_factors},
@@ -215,6 +216,7 @@ std::vector<OperatorRecord> indexing_operators() {
       {.name = "Unique", .since = 28},
       {.name = "NonMaxSuppression", .since = 11},
   };
+  return with_gradients(std::move(records), indexing_gradient);
 }
 
 }  // namespace fretsaw

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "graph/operators/gradient_rules.h"
 #include "graph/operators/rule_builder.h"
 
 namespace fretsaw {
@@ -262,7 +263,7 @@ FactorRule reverse_sequence_factors(const Node& node) {
 
 std::vector<OperatorRecord> movement_operators() {
   constexpr Role move = Role::movement;
-  return {
+  std::vector<OperatorRecord> records = {
       {.name = "Transpose", .since = 25, .role = move, .factors = transpose_factors, .linear = Linear::first},
       {.name = "Concat", .since = 13, .role = move, .factors = concat_factors, .linear = Linear::all},
       {.name = "Split", .since = 18, .role = move, .factors = split_factors, .linear = Linear::first},
@@ -276,6 +277,7 @@ std::vector<OperatorRecord> movement_operators() {
       {.name = "Trilu", .since = 14, .role = move, .factors = trilu_factors},
       {.name = "ReverseSequence", .since = 28, .role = move, .factors = reverse_sequence_factors},
   };
+  return with_gradients(std::move(records), movement_gradient);
 }
 
 }  // namespace fretsaw

@@ -1,6 +1,7 @@
 // Softmax, norms and losses: operators that need a whole axis.
 #include <algorithm>
 
+#include "graph/operators/gradient_rules.h"
 #include "graph/operators/rule_builder.h"
 
 namespace fretsaw {
@@ -148,7 +149,7 @@ FactorRule loss_factors(const Node& node) {
 
 std::vector<OperatorRecord> normalisation_operators() {
   constexpr Role norm = Role::normalisation;
-  return {
+  std::vector<OperatorRecord> records = {
       {.name = "Softmax", .since = 13, .role = norm, .factors = softmax_factors, .flops = output_elements},
       {.name = "LogSoftmax", .since = 13, .role = norm, .factors = softmax_factors, .flops = output_elements},
       {.name = "Hardmax", .since = 13, .role = norm, .factors = softmax_factors, .flops = output_elements},
@@ -163,6 +164,7 @@ std::vector<OperatorRecord> normalisation_operators() {
       {.name = "SoftmaxCrossEntropyLoss", .since = 13, .role = norm, .factors = loss_factors, .flops = input_elements},
       {.name = "NegativeLogLikelihoodLoss", .since = 22, .role = norm, .factors = loss_factors, .flops = output_elements},
   };
+  return with_gradients(std::move(records), normalisation_gradient);
 }
 
 }  // namespace fretsaw

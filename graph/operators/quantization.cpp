@@ -1,4 +1,5 @@
 // QuantizeLinear and its relatives.
+#include "graph/operators/gradient_rules.h"
 #include "graph/operators/rule_builder.h"
 
 namespace fretsaw {
@@ -43,11 +44,12 @@ FactorRule dynamic_quantize_factors(const Node& node) {
 }  // namespace
 
 std::vector<OperatorRecord> quantization_operators() {
-  return {
+  std::vector<OperatorRecord> records = {
       {.name = "QuantizeLinear", .since = 28, .role = Role::elementwise, .factors = quantize_factors, .flops = output_elements},
       {.name = "DequantizeLinear", .since = 28, .role = Role::elementwise, .factors = quantize_factors, .flops = output_elements},
       {.name = "DynamicQuantizeLinear", .since = 11, .role = Role::reduction, .factors = dynamic_quantize_factors, .flops = input_elements},
   };
+  return with_gradients(std::move(records), no_float_gradient);
 }
 
 }  // namespace fretsaw

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "graph/operators/gradient_rules.h"
 #include "graph/operators/rule_builder.h"
 
 namespace fretsaw {
@@ -83,7 +84,7 @@ std::vector<OperatorRecord> reduction_operators() {
     if (r.name == "ReduceSum" || r.name == "ReduceMean") r.linear = Linear::first;
   row("ArgMax", 13, arg_factors);
   row("ArgMin", 13, arg_factors);
-  return records;
+  return with_gradients(std::move(records), reduction_gradient);
 }
 
 }  // namespace fretsaw

@@ -3,6 +3,7 @@
 //   [8, 64] -> [8, 4, 16]     a=8 b=4 c=16: [a, (b c)] -> [a, b, c]
 //   [2, 16] -> [8, 4]         a=2 b=4 c=4:  [a, (b c)] -> [(a b), c]
 //   [4, 9]  -> [6, 6]         a=2 is common; what is left, 2*9 and 3*6, has no common factors: whole
+#include "graph/operators/gradient_rules.h"
 #include "graph/operators/rule_builder.h"
 
 namespace fretsaw {
@@ -183,12 +184,13 @@ void regroup(RuleBuilder& rule, size_t operand, const Shape& from, const Shape& 
 }
 
 std::vector<OperatorRecord> reshape_operators() {
-  return {
+  std::vector<OperatorRecord> records = {
       {.name = "Reshape", .since = 25, .role = Role::movement, .factors = reshape_factors, .linear = Linear::first},
       {.name = "Flatten", .since = 25, .role = Role::movement, .factors = flatten_factors, .linear = Linear::first},
       {.name = "Squeeze", .since = 25, .role = Role::movement, .factors = squeeze_factors, .linear = Linear::first},
       {.name = "Unsqueeze", .since = 25, .role = Role::movement, .factors = unsqueeze_factors, .linear = Linear::first},
   };
+  return with_gradients(std::move(records), movement_gradient);
 }
 
 }  // namespace fretsaw

@@ -104,6 +104,7 @@ std::vector<OperatorRecord> signal_operators();
 std::vector<OperatorRecord> generation_operators();
 std::vector<OperatorRecord> control_operators();
 std::vector<OperatorRecord> communication_operators();
+std::vector<OperatorRecord> gradient_operators();
 
 FactorRule elementwise_factors(const Node& node);  // all inputs broadcast
 // Regroups the elements of dimensions `from` as `to` in the same order: common factors, slowest first. See reshape.cpp.

@@ -1,6 +1,7 @@
 // Signal processing and small matrices: DFT, STFT, windows, Det.
 #include <cmath>
 
+#include "graph/operators/gradient_rules.h"
 #include "graph/operators/rule_builder.h"
 
 namespace fretsaw {
@@ -81,7 +82,7 @@ double det_flops(const Node& node) {
 }  // namespace
 
 std::vector<OperatorRecord> signal_operators() {
-  return {
+  std::vector<OperatorRecord> records = {
       {.name = "DFT", .since = 20, .factors = dft_factors, .flops = dft_flops},
       {.name = "STFT", .since = 17, .factors = stft_factors, .flops = stft_flops},
       {.name = "MelWeightMatrix", .since = 17},
@@ -90,6 +91,7 @@ std::vector<OperatorRecord> signal_operators() {
       {.name = "BlackmanWindow", .since = 17},
       {.name = "Det", .since = 22, .factors = det_factors, .flops = det_flops},
   };
+  return with_gradients(std::move(records), signal_gradient);
 }
 
 }  // namespace fretsaw

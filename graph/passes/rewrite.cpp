@@ -74,7 +74,7 @@ void for_each_graph(Graph& graph, const std::function<void(Graph&)>& visit) {
 void remove_unused_nodes(Graph& graph) {
   const size_t count = graph.outputs.size();
   for (const Node* node : graph.nodes)
-    if (node->domain == kCommunicationDomain)
+    if (communicates(*node))
       for (Value* v : node->outputs)
         if (v) graph.outputs.push_back(v);
   remove_dead_nodes(graph);

@@ -26,5 +26,6 @@ void register_normalization(
 void register_softmax(KernelRegistry& registry);  // Softmax, LogSoftmax, Hardmax, losses
 void register_attention(KernelRegistry& registry);  // Attention, RotaryEmbedding, ...
 void register_recurrent(KernelRegistry& registry);  // LSTM, GRU, RNN
+void register_gradients(KernelRegistry& registry);  // the gradient operators of ai.fretsaw
 
 }  // namespace fretsaw

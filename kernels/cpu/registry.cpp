@@ -11,7 +11,7 @@ const KernelRegistry& cpu_kernels() {
                      register_movement,    register_indexing,   register_sorting,       register_generators,       register_sequences,
                      register_text,        register_image,      register_signal,        register_machine_learning, register_convolution,
                      register_matmul,      register_pooling,    register_normalization, register_softmax,          register_attention,
-                     register_recurrent}) {
+                     register_recurrent,   register_gradients}) {
       add(r);
     }
     return r;

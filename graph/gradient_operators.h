@@ -1,0 +1,23 @@
+// The gradient operators of the domain ai.fretsaw: what ONNX has no operator for, or none that is fast.
+//
+//   SumTo(x, shape) -> y                    x summed over what a tensor of this shape was broadcast along to x's shape
+//   GatherGrad(dY, indices, shape) -> dX    dX [a, v, b] of zeros, dX[.., indices[i..], ..] += dY [a, i..., b]; attribute axis
+//   ConvGradInput(dY, W, shape) -> dX       of Y = Conv(X, W); Conv's attributes
+//   ConvGradWeight(dY, X) -> dW             likewise; kernel_shape must be there
+//   MaxPoolGrad(dY, X) -> dX                the first of the largest in a window takes it all; MaxPool's attributes
+//   AveragePoolGrad(dY, shape) -> dX        AveragePool's attributes
+//   BatchNormalizationGrad(dY, X, scale) -> dX, dScale, dB     by the batch's own statistics; attribute epsilon
+//   LayerNormalizationGrad(dY, X, scale) -> dX, LayerNormalizationGradScale(dY, X) -> dScale, in the shape of the rows (X's dimensions
+//     from `axis` on); RMSNormalizationGrad and RMSNormalizationGradScale likewise; attributes axis, epsilon
+//   SoftmaxCrossEntropyLossGrad, NegativeLogLikelihoodLossGrad(dLoss, scores, labels, weights) -> dScores; the loss's attributes
+//
+// `shape` is that of dX, an int64 tensor. The gradient of a scale is an operator of its own, since what the stage before waits for (dX)
+// does not need it.
+#pragma once
+
+namespace fretsaw {
+
+// Registers their schemas (version 1) with libonnx. register_communication_schemas does.
+void register_gradient_schemas();
+
+}  // namespace fretsaw

@@ -1,0 +1,195 @@
+// Schemas of the gradient operators, with their shape inference.
+#include <onnx/defs/schema.h>
+#include <onnx/defs/shape_inference.h>
+
+#include "graph/communication_schemas.h"
+#include "graph/gradient_operators.h"
+
+namespace fretsaw {
+namespace {
+
+using onnx::AttributeProto;
+using onnx::InferenceContext;
+using onnx::OpSchema;
+
+int64_t int_attribute(InferenceContext& context, const char* name, int64_t absent) {
+  const AttributeProto* a = context.getAttribute(name);
+  return a && a->has_i() ? a->i() : absent;
+}
+
+// Output `output` is like input `input`.
+void like(InferenceContext& context, size_t input, size_t output) {
+  if (!context.hasOutput(output)) return;
+  onnx::propagateElemTypeFromInputToOutput(context, input, output);
+  if (onnx::hasInputShape(context, input)) onnx::propagateShapeFromInputToOutput(context, input, output);
+}
+
+// The type of input 0 in the shape that an input holds.
+template <size_t kShape>
+void shaped_by(InferenceContext& context) {
+  onnx::propagateElemTypeFromInputToOutput(context, 0, 0);
+  bool found = false;
+  const onnx::TensorShapeProto shape = onnx::getShapeInput(context, kShape, found);
+  if (found) onnx::updateOutputShape(context, 0, shape);
+}
+
+template <size_t kInput>
+void like_input(InferenceContext& context) {
+  like(context, kInput, 0);
+}
+
+// dY [n, o, ...], X [n, c, ...] -> [o, c / group, kernel...]
+void weight_shape(InferenceContext& context) {
+  onnx::propagateElemTypeFromInputToOutput(context, 0, 0);
+  const AttributeProto* kernel = context.getAttribute("kernel_shape");
+  if (!kernel || !onnx::hasNInputShapes(context, 2)) return;
+  const auto &dy = onnx::getInputShape(context, 0), &x = onnx::getInputShape(context, 1);
+  if (dy.dim_size() < 2 || x.dim_size() < 2) fail_shape_inference("operands without channels");
+  onnx::TensorShapeProto made;
+  *made.add_dim() = dy.dim(1);
+  const int64_t group = int_attribute(context, "group", 1);
+  auto* channels = made.add_dim();
+  if (x.dim(1).has_dim_value() && group > 0) channels->set_dim_value(x.dim(1).dim_value() / group);
+  for (int64_t k : kernel->ints()) made.add_dim()->set_dim_value(k);
+  onnx::updateOutputShape(context, 0, made);
+}
+
+void batch_norm_shapes(InferenceContext& context) {
+  like(context, 1, 0);
+  for (size_t o : {1, 2})
+    if (o < context.getNumOutputs()) like(context, 2, o);
+}
+
+// The dimensions of X from `axis` on.
+void row_shape(InferenceContext& context) {
+  onnx::propagateElemTypeFromInputToOutput(context, 1, 0);
+  if (!onnx::hasInputShape(context, 1)) return;
+  const auto& x = onnx::getInputShape(context, 1);
+  int64_t axis = int_attribute(context, "axis", -1);
+  if (axis < 0) axis += x.dim_size();
+  if (axis < 0 || axis > x.dim_size()) fail_shape_inference("axis is outside a tensor of rank ", x.dim_size());
+  onnx::TensorShapeProto made;
+  for (int d = static_cast<int>(axis); d < x.dim_size(); ++d) *made.add_dim() = x.dim(d);
+  onnx::updateOutputShape(context, 0, made);
+}
+
+OpSchema base(const char* name, const char* doc, const char* first) {
+  OpSchema schema(name, __FILE__, __LINE__);
+  schema.SetDomain(kCommunicationDomain)
+      .SinceVersion(1)
+      .SetDoc(doc)
+      .Input(0, first, "The gradient of the result", "T")
+      .TypeConstraint("T", {"tensor(float16)", "tensor(bfloat16)", "tensor(float)", "tensor(double)"}, "Floating-point numbers");
+  return schema;
+}
+
+OpSchema with_shape(OpSchema schema, int input) {
+  return schema.Input(input, "shape", "The shape of the result", "S").TypeConstraint("S", {"tensor(int64)"}, "Sizes");
+}
+
+OpSchema with_window(OpSchema schema) {
+  for (const char* name : {"kernel_shape", "strides", "dilations", "pads"})
+    schema.Attr(name, "As the operator's", AttributeProto::INTS, false);
+  return schema.Attr("auto_pad", "As the operator's", AttributeProto::STRING, std::string("NOTSET"));
+}
+
+OpSchema convolution(const char* name, const char* doc) {
+  return with_window(base(name, doc, "dY")).Attr("group", "As Conv's", AttributeProto::INT, static_cast<int64_t>(1));
+}
+
+OpSchema pooling(const char* name, const char* doc) {
+  return with_window(base(name, doc, "dY")).Attr("ceil_mode", "As the operator's", AttributeProto::INT, static_cast<int64_t>(0));
+}
+
+OpSchema row_norm(const char* name, const char* doc) {
+  return base(name, doc, "dY")
+      .Input(1, "X", "The norm's input", "T")
+      .Attr("axis", "As the norm's", AttributeProto::INT, static_cast<int64_t>(-1))
+      .Attr("epsilon", "As the norm's", AttributeProto::FLOAT, 1e-5F);
+}
+OpSchema row_norm_input(const char* name, const char* doc) {
+  return row_norm(name, doc)
+      .Input(2, "scale", "The norm's scale", "T")
+      .Output(0, "dX", "The gradient of X", "T")
+      .TypeAndShapeInferenceFunction(like_input<1>);
+}
+OpSchema row_norm_scale(const char* name, const char* doc) {
+  return row_norm(name, doc).Output(0, "dScale", "The gradient of the scale", "T").TypeAndShapeInferenceFunction(row_shape);
+}
+
+OpSchema loss(const char* name, const char* doc) {
+  return base(name, doc, "dLoss")
+      .Input(1, "scores", "The loss's scores [N, C, ...]", "T")
+      .Input(2, "labels", "The loss's labels [N, ...]", "I")
+      .Input(3, "weights", "The loss's weights [C]", "T", OpSchema::Optional)
+      .Output(0, "dScores", "The gradient of the scores", "T")
+      .TypeConstraint("I", {"tensor(int32)", "tensor(int64)"}, "Indices")
+      .Attr("reduction", "As the loss's", AttributeProto::STRING, std::string("mean"))
+      .Attr("ignore_index", "As the loss's", AttributeProto::INT, false)
+      .TypeAndShapeInferenceFunction(like_input<1>);
+}
+
+std::vector<OpSchema> movement_schemas() {
+  std::vector<OpSchema> schemas;
+  schemas.push_back(with_shape(base("SumTo", "The sum over what a tensor of this shape was broadcast along.", "X"), 1)
+                        .Output(0, "Y", "The sum", "T")
+                        .TypeAndShapeInferenceFunction(shaped_by<1>));
+  schemas.push_back(with_shape(base("GatherGrad", "The rows of dY added up where Gather took them from.", "dY"), 2)
+                        .Input(1, "indices", "Gather's indices", "I")
+                        .Output(0, "dX", "The gradient of Gather's data", "T")
+                        .TypeConstraint("I", {"tensor(int32)", "tensor(int64)"}, "Indices")
+                        .Attr("axis", "As Gather's", AttributeProto::INT, static_cast<int64_t>(0))
+                        .TypeAndShapeInferenceFunction(shaped_by<2>));
+  return schemas;
+}
+
+std::vector<OpSchema> window_schemas() {
+  std::vector<OpSchema> schemas;
+  schemas.push_back(with_shape(convolution("ConvGradInput", "The gradient of a convolution's input."), 2)
+                        .Input(1, "W", "Conv's weights", "T")
+                        .Output(0, "dX", "The gradient of Conv's X", "T")
+                        .TypeAndShapeInferenceFunction(shaped_by<2>));
+  schemas.push_back(convolution("ConvGradWeight", "The gradient of a convolution's weights.")
+                        .Input(1, "X", "Conv's input", "T")
+                        .Output(0, "dW", "The gradient of Conv's W", "T")
+                        .TypeAndShapeInferenceFunction(weight_shape));
+  schemas.push_back(pooling("MaxPoolGrad", "The gradient of MaxPool: the first of the largest in a window takes it.")
+                        .Input(1, "X", "MaxPool's input", "T")
+                        .Output(0, "dX", "The gradient of MaxPool's X", "T")
+                        .TypeAndShapeInferenceFunction(like_input<1>));
+  schemas.push_back(with_shape(pooling("AveragePoolGrad", "The gradient of AveragePool."), 1)
+                        .Output(0, "dX", "The gradient of AveragePool's X", "T")
+                        .Attr("count_include_pad", "As AveragePool's", AttributeProto::INT, static_cast<int64_t>(0))
+                        .TypeAndShapeInferenceFunction(shaped_by<1>));
+  return schemas;
+}
+
+std::vector<OpSchema> norm_schemas() {
+  std::vector<OpSchema> schemas;
+  schemas.push_back(
+      base("BatchNormalizationGrad", "The gradients of BatchNormalization in training mode.", "dY")
+          .Input(1, "X", "The norm's input", "T")
+          .Input(2, "scale", "The norm's scale", "U")
+          .Output(0, "dX", "The gradient of X", "T", OpSchema::Optional)
+          .Output(1, "dScale", "The gradient of the scale", "U", OpSchema::Optional)
+          .Output(2, "dB", "The gradient of the shift", "U", OpSchema::Optional)
+          .TypeConstraint("U", {"tensor(float16)", "tensor(bfloat16)", "tensor(float)", "tensor(double)"}, "Floating-point numbers")
+          .Attr("epsilon", "As the norm's", AttributeProto::FLOAT, 1e-5F)
+          .TypeAndShapeInferenceFunction(batch_norm_shapes));
+  schemas.push_back(row_norm_input("LayerNormalizationGrad", "The gradient of LayerNormalization's input."));
+  schemas.push_back(row_norm_scale("LayerNormalizationGradScale", "The gradient of LayerNormalization's scale."));
+  schemas.push_back(row_norm_input("RMSNormalizationGrad", "The gradient of RMSNormalization's input."));
+  schemas.push_back(row_norm_scale("RMSNormalizationGradScale", "The gradient of RMSNormalization's scale."));
+  schemas.push_back(loss("SoftmaxCrossEntropyLossGrad", "The gradient of SoftmaxCrossEntropyLoss by its first output."));
+  schemas.push_back(loss("NegativeLogLikelihoodLossGrad", "The gradient of NegativeLogLikelihoodLoss."));
+  return schemas;
+}
+
+}  // namespace
+
+void register_gradient_schemas() {
+  for (auto family : {movement_schemas, window_schemas, norm_schemas})
+    for (OpSchema& schema : family()) onnx::RegisterSchema(std::move(schema), 0, false);
+}
+
+}  // namespace fretsaw

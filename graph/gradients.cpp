@@ -1,0 +1,205 @@
+// The walk from the loss back to the wanted values.
+#include "graph/gradients.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "graph/catalogue.h"
+#include "graph/communication_schemas.h"
+#include "graph/errors.h"
+#include "graph/gradient_nodes.h"
+
+namespace fretsaw {
+namespace {
+
+// Whether a gradient can flow through a value of this type. Of what is not known, and of sequences, it is found out at their nodes.
+bool carries_gradient(const Type& type) {
+  switch (type.kind) {
+    case Type::Kind::tensor:
+      return type.dtype == DType::undefined || is_float(type.dtype);
+    case Type::Kind::sequence:
+    case Type::Kind::optional:
+      return !type.element || carries_gradient(*type.element);
+    case Type::Kind::unknown:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool has_rule(const Node& node) {
+  const OperatorRecord* record = find_operator(node.op, node.domain);
+  return record && record->gradient;
+}
+
+bool stops_gradient(const Node& node) {
+  const OperatorRecord* record = find_operator(node.op, node.domain);
+  return record && record->gradient == zero_gradient;
+}
+
+class Differentiation {
+ public:
+  Differentiation(Model& model, Value* loss, const GradientOptions& options)
+      : model_(model), graph_(*model.graph), loss_(loss), options_(options), nodes_{graph_} {}
+
+  Gradients run(const std::vector<Value*>& wanted) {
+    check(wanted);
+    sort_nodes(graph_);
+    Gradients result;
+    find_dependent(wanted);
+    if (expand_functions(result.notes)) find_dependent(wanted);
+    const std::vector<Node*> forward = graph_.nodes;
+    if (dependent_.count(loss_)) contributions_[loss_] = {seed()};
+    for (size_t i = forward.size(); i-- > 0;) differentiate(*forward[i]);
+    for (Value* v : wanted) {
+      Value* gradient = total(v);
+      if (gradient)
+        result.values[v] = gradient;
+      else
+        result.notes.push_back("'" + v->name + "' has no gradient: '" + loss_->name + "' does not depend on it");
+    }
+    finish(forward);
+    return result;
+  }
+
+ private:
+  void check(const std::vector<Value*>& wanted) const {
+    auto opset = model_.opsets.find("");
+    if (opset != model_.opsets.end() && opset->second != newest_opset())
+      throw Error("gradients of a model in opset " + std::to_string(opset->second), "bring it to the newest opset first (normalise)");
+    auto require_float = [&](const Value* v, const char* what) {
+      if (!v || v->graph != &graph_) throw Error(std::string(what) + " is not in the model's main graph", "name a value of it");
+      if (!v->type.is_tensor() || !is_float(v->type.dtype))
+        throw Error(std::string(what) + " '" + v->name + "' is " + to_string(v->type), "gradients need floating-point numbers");
+    };
+    require_float(loss_, "the loss");
+    const auto& shape = loss_->type.shape;
+    if (!shape || !std::all_of(shape->begin(), shape->end(), [](const Dim& d) { return d.value == 1; }))
+      throw Error("the loss '" + loss_->name + "' is " + to_string(loss_->type), "it must have one element; sum or average it");
+    for (const Value* v : wanted) require_float(v, "the value whose gradient is wanted");
+  }
+
+  // What the wanted values flow into.
+  void find_dependent(const std::vector<Value*>& wanted) {
+    dependent_ = std::unordered_set<const Value*>(wanted.begin(), wanted.end());
+    for (const Node* node : graph_.nodes) {
+      if (stops_gradient(*node) || !takes_dependent(*node)) continue;
+      for (const Value* v : node->outputs)
+        if (v && carries_gradient(v->type)) dependent_.insert(v);
+    }
+  }
+
+  // Operators on the way that have no rule become the function body that ONNX defines for them. True when there was one.
+  bool expand_functions(std::vector<std::string>& notes) {
+    std::unordered_set<const Value*> reaching = {loss_};
+    std::unordered_set<const Node*> without_rule;
+    const std::unordered_set<const Node*> given(graph_.nodes.begin(), graph_.nodes.end());
+    for (size_t i = graph_.nodes.size(); i-- > 0;) {
+      const Node& node = *graph_.nodes[i];
+      const bool reached = std::any_of(node.outputs.begin(), node.outputs.end(), [&](const Value* v) { return reaching.count(v) > 0; });
+      if (!reached || stops_gradient(node) || !takes_dependent(node)) continue;
+      reaching.insert(node.inputs.begin(), node.inputs.end());
+      if (!has_rule(node) && bodies(node).empty()) without_rule.insert(&node);
+    }
+    if (without_rule.empty()) return false;
+    decompose_to_functions(model_, [&](const Node& node) {
+      return node.graph != &graph_ || (given.count(&node) ? !without_rule.count(&node) : has_rule(node));
+    });
+    const std::unordered_set<const Node*> left(graph_.nodes.begin(), graph_.nodes.end());
+    for (const Node* node : without_rule)
+      if (!left.count(node))
+        notes.push_back("node '" + node->name + "' (" + node->op + ") was written as the function that ONNX defines for it");
+    return true;
+  }
+
+  bool takes_dependent(const Node& node) const {
+    auto dependent = [&](const Value* v) { return v && dependent_.count(v) > 0; };
+    if (std::any_of(node.inputs.begin(), node.inputs.end(), dependent)) return true;
+    const std::vector<Value*> outer = captures(node);
+    return std::any_of(outer.begin(), outer.end(), dependent);
+  }
+
+  Value* seed() {
+    if (options_.seed) return options_.seed;
+    return nodes_.add_constant(loss_->name + "_grad", nodes_.filled(loss_->type.dtype, dims_of(*loss_->type.shape), 1));
+  }
+
+  // The sum of what has come for a value; null when nothing has.
+  Value* total(Value* value) {
+    auto it = contributions_.find(value);
+    if (it == contributions_.end()) return nullptr;
+    std::vector<Value*>& parts = it->second;
+    if (parts.size() > 1) {
+      const Node* owner = value->producer ? value->producer : first_user_[value];
+      Value* sum = nodes_.add(owner, value->name + "_grad_sum", parts.size() == 2 ? "Add" : "Sum", parts, {true}, {}, "")[0];
+      sum->type = value->type;
+      parts = {sum};
+    }
+    return parts.front();
+  }
+
+  void differentiate(Node& node) {
+    const bool reached = std::any_of(node.outputs.begin(), node.outputs.end(), [&](const Value* v) { return contributions_.count(v) > 0; });
+    if (!reached || stops_gradient(node) || !takes_dependent(node)) return;
+    std::vector<Value*> of_outputs;
+    for (Value* v : node.outputs) of_outputs.push_back(v ? total(v) : nullptr);
+    std::vector<bool> wanted;
+    for (const Value* v : node.inputs) wanted.push_back(v && dependent_.count(v) > 0 && carries_gradient(v->type));
+    GradientContext context(nodes_, node, std::move(of_outputs), wanted);
+    const std::vector<Value*> found = apply_rule(node, context);
+    for (size_t i = 0; i < found.size() && i < node.inputs.size(); ++i)
+      if (found[i] && wanted[i]) contribute(node, node.inputs[i], found[i]);
+  }
+
+  static std::vector<Value*> apply_rule(const Node& node, GradientContext& context) {
+    if (!bodies(node).empty())
+      context.refuse("its bodies are not differentiated", "unroll it, or freeze the parameters before and inside it");
+    if (!has_rule(node))
+      context.refuse("there is no gradient for this operator", "write it with other operators, or freeze the parameters before it");
+    try {
+      return find_operator(node.op, node.domain)->gradient(context);
+    } catch (const Error& e) {
+      throw e.at_node(node.name, node.op);
+    }
+  }
+
+  void contribute(Node& user, Value* value, Value* gradient) {
+    if (!gradient->type.shape && gradient->producer) gradient->type = value->type;
+    contributions_[value].push_back(gradient);
+    first_user_[value] = &user;  // the walk goes backwards
+  }
+
+  // Types of all values anew; a new node whose inputs do not fit is a fault in a rule.
+  void finish(const std::vector<Node*>& forward) {
+    if (nodes_.own_domain) model_.opsets[kCommunicationDomain] = 1;
+    const std::unordered_set<const Node*> before(forward.begin(), forward.end());
+    std::unordered_set<std::string> added;
+    for (const Node* node : graph_.nodes)
+      if (!before.count(node)) added.insert(node->name);
+    const ShapeFacts facts = infer_shapes(model_, options_.infer);
+    for (const Finding& fault : facts.faults)
+      if (added.count(fault.node)) throw Error("a gradient does not fit: " + fault.message, "report this as a fault, with the model");
+  }
+
+  Model& model_;
+  Graph& graph_;
+  Value* loss_;
+  const GradientOptions& options_;
+  GradientNodes nodes_;
+  std::unordered_set<const Value*> dependent_;
+  std::unordered_map<const Value*, std::vector<Value*>> contributions_;
+  std::unordered_map<const Value*, Node*> first_user_;
+};
+
+}  // namespace
+
+std::vector<Value*> zero_gradient(GradientContext& context) {
+  return context.none();
+}
+
+Gradients add_gradients(Model& model, Value* loss, const std::vector<Value*>& wanted, const GradientOptions& options) {
+  register_communication_schemas();
+  return Differentiation(model, loss, options).run(wanted);
+}
+
+}  // namespace fretsaw

@@ -1,0 +1,199 @@
+// Gradients of matrix products: MatMul, Gemm, Einsum.
+#include <algorithm>
+#include <unordered_map>
+
+#include "graph/operators/einsum_equation.h"
+#include "graph/operators/gradient_rules.h"
+#include "graph/operators/gradient_terms.h"
+
+namespace fretsaw {
+namespace {
+
+Value* gemm(GradientContext& c, Value* a, bool transposes_a, Value* b, bool transposes_b, float alpha = 1) {
+  std::vector<Attribute> attributes;
+  if (alpha != 1) attributes.push_back({"alpha", alpha});
+  if (transposes_a) attributes.push_back({"transA", int64_t{1}});
+  if (transposes_b) attributes.push_back({"transB", int64_t{1}});
+  return c.add("Gemm", {a, b}, attributes);
+}
+
+// [..., k] -> [rows, k]
+Value* as_rows(GradientContext& c, Value* x, size_t rank) {
+  return rank == 2 ? x : c.add("Flatten", {x}, {{"axis", static_cast<int64_t>(rank) - 1}});
+}
+
+// [..., m, n] -> [..., n, m]
+Value* transposed(GradientContext& c, Value* x, size_t rank) {
+  std::vector<int64_t> perm(rank);
+  for (size_t d = 0; d < rank; ++d) perm[d] = static_cast<int64_t>(d);
+  std::swap(perm[rank - 2], perm[rank - 1]);
+  return c.add("Transpose", {x}, {{"perm", perm}});
+}
+
+// a [..., m, k], b [k, n]: one product over all rows, da = g bT, db = aT g
+std::vector<Value*> rows_by_matrix(GradientContext& c, size_t rank) {
+  std::vector<Value*> found = c.none();
+  Value *a = c.input(0), *b = c.input(1), *g = as_rows(c, c.of_output(), rank);
+  if (c.wants(0)) {
+    Value* rows = gemm(c, g, false, b, true);
+    found[0] = rank == 2 ? rows : c.reshape_like(rows, a);
+  }
+  if (c.wants(1)) found[1] = gemm(c, as_rows(c, a, rank), true, g, false);
+  return found;
+}
+
+// The leading dimensions of the result, then these two.
+Shape batched(const Shape& result, size_t leading, const Dim& rows, const Dim& columns) {
+  Shape shape(result.begin(), result.begin() + static_cast<int64_t>(leading));
+  shape.push_back(rows);
+  shape.push_back(columns);
+  return shape;
+}
+
+// a [..., m, k], b [..., k, n] -> [..., m, n]; a vector has no m, or no n. Leading dimensions broadcast.
+std::vector<Value*> matmul_gradient(GradientContext& c) {
+  Value *a = c.input(0), *b = c.input(1), *g = c.of_output();
+  const Shape &of_a = c.known_shape(a), &of_b = c.known_shape(b), &of_y = c.known_shape(c.output(0));
+  const size_t ra = of_a.size(), rb = of_b.size();
+  if (rb == 2 && ra >= 2) return rows_by_matrix(c, ra);
+  std::vector<Value*> found = c.none();
+  const Dim m = ra == 1 ? Dim(1) : of_a[ra - 2], n = rb == 1 ? Dim(1) : of_b[rb - 1], k = of_a[ra - 1];
+  const size_t leading = of_y.size() - (ra > 1) - (rb > 1);
+  if (rb == 1) g = c.add("Unsqueeze", {g, c.integers({-1})});
+  if (ra == 1) g = c.add("Unsqueeze", {g, c.integers({-2})});
+  if (c.wants(0)) {  // [..., m, k]
+    Value* b_turned = rb == 1 ? c.add("Unsqueeze", {b, c.integers({0})}) : transposed(c, b, rb);
+    const Shape has = batched(of_y, leading, m, k);
+    found[0] = c.sum_to(c.add("MatMul", {g, b_turned}), &has, a);
+  }
+  if (c.wants(1)) {  // [..., k, n]
+    Value* a_turned = ra == 1 ? c.add("Unsqueeze", {a, c.integers({1})}) : transposed(c, a, ra);
+    Value* product = c.add("MatMul", {a_turned, g});
+    Shape has = batched(of_y, leading, k, n);
+    if (rb == 1) {
+      product = c.add("Squeeze", {product, c.integers({-1})});
+      has.pop_back();
+    }
+    found[1] = c.sum_to(product, &has, b);
+  }
+  return found;
+}
+
+// y = alpha a' b' + beta c
+std::vector<Value*> gemm_gradient(GradientContext& c) {
+  std::vector<Value*> found = c.none();
+  Value *a = c.input(0), *b = c.input(1), *g = c.of_output();
+  const bool ta = c.node().get_int("transA", 0) != 0, tb = c.node().get_int("transB", 0) != 0;
+  const float alpha = c.node().get_float("alpha", 1), beta = c.node().get_float("beta", 1);
+  if (c.wants(0)) found[0] = ta ? gemm(c, b, tb, g, true, alpha) : gemm(c, g, false, b, !tb, alpha);
+  if (c.wants(1)) found[1] = tb ? gemm(c, g, true, a, ta, alpha) : gemm(c, a, !ta, g, false, alpha);
+  if (c.wants(2)) {
+    Term sum(c, c.sum_to(g, c.shape(c.output(0)), c.input(2)));
+    found[2] = beta == 1 ? sum : sum * static_cast<double>(beta);
+  }
+  return found;
+}
+
+std::string text_of(const EinsumTerm& t) {
+  return t.before + (t.ellipsis ? "..." : "") + t.after;
+}
+std::string labels_of(const EinsumTerm& t) {
+  return t.before + t.after;
+}
+
+// The gradient of operand i: an Einsum of g and the other operands. Labels that operand i alone has were summed: g is the same along them.
+class EinsumGradient {
+ public:
+  EinsumGradient(GradientContext& c, const EinsumEquation& e, size_t i) : c_(c), e_(e), i_(i), mine_(e.terms[i]) {}
+
+  Value* make() {
+    check();
+    std::string inputs = text_of(e_.result);
+    std::vector<Value*> operands = {c_.of_output()};
+    for (size_t j = 0; j < e_.terms.size(); ++j) {
+      if (j == i_) continue;
+      inputs += "," + text_of(e_.terms[j]);
+      operands.push_back(c_.input(j));
+    }
+    const bool dots = inputs.find("...") != std::string::npos;
+    EinsumTerm to = {shared(mine_.before, inputs), shared(mine_.after, inputs), dots};
+    if (!mine_.ellipsis) std::swap(to.before, to.after);  // what others broadcast stands in front, and is summed
+    Value* product = c_.add("Einsum", operands, {{"equation", inputs + "->" + text_of(to)}});
+    return spread(dots ? summed(product, to) : product, inputs);
+  }
+
+ private:
+  void check() const {
+    std::string labels = labels_of(mine_);
+    std::sort(labels.begin(), labels.end());
+    if (std::adjacent_find(labels.begin(), labels.end()) != labels.end())
+      c_.refuse("there is no gradient for an equation that takes a diagonal");
+    const bool any = std::any_of(e_.terms.begin(), e_.terms.end(), [](const EinsumTerm& t) { return t.ellipsis; });
+    if (any && !e_.result.ellipsis) c_.refuse("there is no gradient for an equation that sums over an ellipsis");
+  }
+
+  static std::string shared(const std::string& labels, const std::string& others) {
+    std::string found;
+    for (char label : labels)
+      if (others.find(label) != std::string::npos) found += label;
+    return found;
+  }
+
+  Dim size_of(char label) const {
+    const std::string labels = labels_of(mine_);
+    const size_t at = labels.find(label);
+    const Shape& shape = c_.known_shape(c_.input(i_));
+    return shape[at < mine_.before.size() ? at : shape.size() - (labels.size() - at)];
+  }
+
+  // Sums over what the ellipsis of operand i was broadcast along.
+  Value* summed(Value* product, const EinsumTerm& to) {
+    const Shape &result = c_.known_shape(c_.output(0)), &own = c_.known_shape(c_.input(i_));
+    const size_t dots = result.size() - labels_of(e_.result).size(), own_dots = own.size() - labels_of(mine_).size();
+    const bool narrower = labels_of(to).size() < labels_of(mine_).size();
+    if ((own_dots < dots && !to.before.empty()) || narrower)
+      c_.refuse("there is no gradient for an ellipsis that broadcasts inside an operand");
+    Shape has;
+    for (char label : to.before) has.push_back(size_of(label));
+    const auto first = result.begin() + static_cast<int64_t>(e_.result.before.size());
+    has.insert(has.end(), first, first + static_cast<int64_t>(dots));
+    for (char label : to.after) has.push_back(size_of(label));
+    return c_.sum_to(product, &has, c_.input(i_));
+  }
+
+  Value* spread(Value* product, const std::string& inputs) {
+    std::vector<int64_t> alone;
+    const std::string labels = labels_of(mine_);
+    for (size_t d = 0; d < labels.size(); ++d)
+      if (inputs.find(labels[d]) == std::string::npos) alone.push_back(static_cast<int64_t>(d));
+    if (alone.empty()) return product;
+    return c_.expand_like(c_.add("Unsqueeze", {product, c_.integers(alone)}), c_.input(i_));
+  }
+
+  GradientContext& c_;
+  const EinsumEquation& e_;
+  size_t i_;
+  const EinsumTerm& mine_;
+};
+
+std::vector<Value*> einsum_gradient(GradientContext& c) {
+  std::vector<Value*> found = c.none();
+  const EinsumEquation e = parse_einsum(c.node().get_string("equation", ""));
+  if (e.terms.size() != found.size()) c.refuse("its equation names another number of operands");
+  for (size_t i = 0; i < found.size(); ++i)
+    if (c.wants(i)) found[i] = EinsumGradient(c, e, i).make();
+  return found;
+}
+
+}  // namespace
+
+GradientRule contraction_gradient(const std::string& name) {
+  static const std::unordered_map<std::string, GradientRule> rules = {
+      {"MatMul", matmul_gradient},      {"Gemm", gemm_gradient},          {"Einsum", einsum_gradient},
+      {"MatMulInteger", zero_gradient}, {"QLinearMatMul", zero_gradient},
+  };
+  auto it = rules.find(name);
+  return it == rules.end() ? nullptr : it->second;
+}
+
+}  // namespace fretsaw

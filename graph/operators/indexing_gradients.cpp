@@ -1,0 +1,114 @@
+// Gradients of operators that pick or place elements by index.
+#include <unordered_map>
+
+#include "graph/operators/gradient_rules.h"
+#include "graph/operators/gradient_terms.h"
+
+namespace fretsaw {
+namespace {
+
+std::vector<Value*> only_first(GradientContext& c, Value* gradient) {
+  std::vector<Value*> found = c.none();
+  found[0] = gradient;
+  return found;
+}
+
+// Rows that several indices name get the sum.
+std::vector<Value*> gather_gradient(GradientContext& c) {
+  return only_first(
+      c, c.add_own("GatherGrad", {c.of_output(), c.input(1), c.shape_value(c.input(0))}, {{"axis", c.node().get_int("axis", 0)}}));
+}
+
+std::vector<Attribute> adding(GradientContext& c) {
+  std::vector<Attribute> attributes = c.attributes({"axis"});
+  attributes.push_back({"reduction", std::string("add")});
+  return attributes;
+}
+
+std::vector<Value*> gather_elements_gradient(GradientContext& c) {
+  return only_first(c, c.add("ScatterElements", {c.zeros_like(c.input(0)), c.input(1), c.of_output()}, adding(c)));
+}
+
+std::vector<Value*> gather_nd_gradient(GradientContext& c) {
+  if (c.node().get_int("batch_dims", 0) != 0) c.refuse("there is no gradient for batch_dims", "write the batch into the indices");
+  Value* sum = c.add("ScatterND", {c.zeros_like(c.input(0)), c.input(1), c.of_output()}, {{"reduction", std::string("add")}});
+  return only_first(c, sum);
+}
+
+// The data, overwritten or added to by the updates. Of updates to one place the last stays, but all get the gradient, as in PyTorch.
+std::vector<Value*> scatter_gradient(GradientContext& c, const char* scatter, const char* gather) {
+  std::vector<Value*> found = c.none();
+  const std::string reduction = c.node().get_string("reduction", "none");
+  if (reduction != "none" && reduction != "add") c.refuse("there is no gradient for the reduction '" + reduction + "'");
+  Value *g = c.of_output(), *indices = c.input(1);
+  if (c.wants(0)) found[0] = reduction == "add" ? g : c.add(scatter, {g, indices, c.zeros_like(c.input(2))}, c.attributes({"axis"}));
+  if (c.wants(2)) found[2] = c.add(gather, {g, indices}, c.attributes({"axis"}));
+  return found;
+}
+std::vector<Value*> scatter_elements_gradient(GradientContext& c) {
+  return scatter_gradient(c, "ScatterElements", "GatherElements");
+}
+std::vector<Value*> scatter_nd_gradient(GradientContext& c) {
+  return scatter_gradient(c, "ScatterND", "GatherND");
+}
+
+std::vector<Value*> topk_gradient(GradientContext& c) {
+  if (!c.of_output()) return c.none();
+  std::vector<Attribute> axis = {{"axis", c.node().get_int("axis", -1)}};
+  Value* indices = c.output(1, DType::int64);
+  return only_first(c, c.add("ScatterElements", {c.zeros_like(c.input(0)), indices, c.of_output()}, axis));
+}
+
+// The sum runs the other way.
+std::vector<Value*> cumsum_gradient(GradientContext& c) {
+  std::vector<Attribute> attributes = c.attributes({"exclusive"});
+  if (c.node().get_int("reverse", 0) == 0) attributes.push_back({"reverse", int64_t{1}});
+  return only_first(c, c.add("CumSum", {c.of_output(), c.input(1)}, attributes));
+}
+
+// values [off, on]: each gets the sum of g where it stands
+std::vector<Value*> one_hot_gradient(GradientContext& c) {
+  std::vector<Value*> found = c.none();
+  if (!c.wants(2)) return found;
+  Term g(c, c.of_output());
+  Value* flags = c.numbers({0, 1}, g.value->type.dtype);
+  Term on = g.made("OneHot", {c.input(0), c.input(1), flags}, c.attributes({"axis"}));
+  auto sum = [&](const Term& x) { return x.made("Reshape", {x.made("ReduceSum", {x}, {{"keepdims", int64_t{0}}}), c.integers({1})}); };
+  found[2] = c.add("Concat", {sum(g * (1.0 - on)), sum(g * on)}, {{"axis", int64_t{0}}});
+  return found;
+}
+
+// The slices along the axis (of the flattened tensor without one) where the condition holds.
+std::vector<Value*> compress_gradient(GradientContext& c) {
+  Value* kept = c.add("Squeeze", {c.add("NonZero", {c.input(1)}, {}, DType::int64), c.integers({0})}, {}, DType::int64);
+  if (c.node().has("axis"))
+    return only_first(c, c.add_own("GatherGrad", {c.of_output(), kept, c.shape_value(c.input(0))}, c.attributes({"axis"})));
+  Value* size = c.add("Reshape", {c.add("Size", {c.input(0)}, {}, DType::int64), c.integers({1})}, {}, DType::int64);
+  Value* flat = c.add_own("GatherGrad", {c.of_output(), kept, size}, {{"axis", int64_t{0}}});
+  return only_first(c, c.reshape_like(flat, c.input(0)));
+}
+
+}  // namespace
+
+GradientRule indexing_gradient(const std::string& name) {
+  static const std::unordered_map<std::string, GradientRule> rules = {
+      {"Gather", gather_gradient},
+      {"GatherElements", gather_elements_gradient},
+      {"GatherND", gather_nd_gradient},
+      {"Scatter", scatter_elements_gradient},
+      {"ScatterElements", scatter_elements_gradient},
+      {"ScatterND", scatter_nd_gradient},
+      {"TopK", topk_gradient},
+      {"CumSum", cumsum_gradient},
+      {"OneHot", one_hot_gradient},
+      {"Compress", compress_gradient},
+      // Indices, and draws.
+      {"Multinomial", zero_gradient},
+      {"NonZero", zero_gradient},
+      {"NonMaxSuppression", zero_gradient},
+  };
+  auto it = rules.find(name);
+  return it == rules.end() ? nullptr : it->second;
+}
+
+}  // namespace fretsaw

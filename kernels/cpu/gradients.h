@@ -1,0 +1,20 @@
+// What the files of the gradient operators (graph/gradient_operators.h) share.
+#pragma once
+#include "graph/communication_schemas.h"
+#include "kernels/cpu/through_float.h"
+#include "kernels/kernel.h"
+
+namespace fretsaw {
+
+inline void add_gradient(KernelRegistry& registry, const char* op, CompiledKernel (*make)(const CompileContext&)) {
+  registry.add({.op = op, .domain = kCommunicationDomain, .make = make});
+}
+
+void register_summing_gradients(KernelRegistry& registry);      // gradients.cpp: SumTo, GatherGrad
+void register_convolution_gradients(KernelRegistry& registry);  // ConvGradInput, ConvGradWeight
+void register_pooling_gradients(KernelRegistry& registry);      // MaxPoolGrad, AveragePoolGrad
+void register_normalization_gradients(
+    KernelRegistry& registry);                           // BatchNormalizationGrad, LayerNormalizationGrad, RMSNormalizationGrad, ...
+void register_loss_gradients(KernelRegistry& registry);  // SoftmaxCrossEntropyLossGrad, NegativeLogLikelihoodLossGrad
+
+}  // namespace fretsaw

@@ -1,0 +1,68 @@
+// Gradients of Resize, attention and rotary embeddings.
+#include "tests/kernels/gradient_case.h"
+#include "tests/kernels/operator_case.h"
+
+namespace fretsaw::testing {
+
+namespace {
+
+using Ints = std::vector<int64_t>;
+
+RuntimeValue scales(const std::vector<float>& values) {
+  return tensor_of({static_cast<int64_t>(values.size())}, values);
+}
+
+}  // namespace
+
+std::vector<GradientCase> resize_gradient_cases() {
+  Draw x;
+  std::vector<GradientCase> cases;
+  for (const char* mode : {"nearest", "linear", "cubic"}) {
+    const Attribute how = {"mode", std::string(mode)};
+    cases.push_back({.op = "Resize", .inputs = {x({1, 2, 3, 4}), nothing(), scales({1, 1, 2, 3})}, .attributes = {how}});
+    cases.push_back({.op = "Resize", .inputs = {x({1, 2, 5, 4}), nothing(), scales({1, 1, 0.6F, 1.7F})}, .attributes = {how}});
+    cases.push_back({.op = "Resize", .inputs = {x({1, 2, 5, 4}), nothing(), nothing(), ints({1, 2, 3, 7})}, .attributes = {how}});
+    cases.push_back({.op = "Resize",
+                     .inputs = {x({5, 4, 2}), nothing(), nothing(), ints({7, 3})},
+                     .attributes = {how, {"axes", Ints{0, 1}}, {"coordinate_transformation_mode", std::string("align_corners")}},
+                     .fed = {3}});
+  }
+  const std::vector<Attribute> floors = {{"coordinate_transformation_mode", std::string("asymmetric")},
+                                         {"nearest_mode", std::string("floor")}};
+  cases.push_back({.op = "Resize", .inputs = {x({1, 2, 3, 4}), nothing(), scales({1, 1, 2, 2})}, .attributes = floors});
+  cases.push_back({.op = "Resize", .inputs = {x({1, 2, 4, 6}), nothing(), scales({1, 1, 0.5F, 0.5F})}, .attributes = floors});
+  cases.push_back({.op = "Resize",
+                   .inputs = {x({1, 1, 6, 6}), nothing(), scales({1, 1, 0.4F, 0.5F})},
+                   .attributes = {{"mode", std::string("linear")}, {"antialias", int64_t{1}}}});
+  cases.push_back({.op = "Col2Im", .inputs = {x({2, 12, 12}), ints({4, 5}), ints({2, 2})}, .symbolic = false});
+  cases.push_back({.op = "Col2Im",
+                   .inputs = {x({1, 12, 6}), ints({5, 5}), ints({2, 3})},
+                   .attributes = {{"pads", Ints{1, 0, 0, 1}}, {"strides", Ints{2, 1}}, {"dilations", Ints{1, 2}}},
+                   .symbolic = false});
+  cases.push_back({.op = "AffineGrid", .inputs = {x({2, 2, 3}), ints({2, 1, 3, 4})}, .symbolic = false});
+  cases.push_back({.op = "AffineGrid",
+                   .inputs = {x({1, 3, 4}), ints({1, 1, 2, 3, 4})},
+                   .attributes = {{"align_corners", int64_t{1}}},
+                   .symbolic = false});
+  return cases;
+}
+
+std::vector<GradientCase> attention_gradient_cases() {
+  Draw x;
+  std::vector<GradientCase> cases;
+  cases.push_back({.op = "RotaryEmbedding", .inputs = {x({2, 3, 5, 4}), x({2, 5, 2}), x({2, 5, 2})}, .frozen = {1, 2}});
+  cases.push_back({.op = "RotaryEmbedding",
+                   .inputs = {x({1, 5, 12}), x({7, 2}), x({7, 2}), tensor_of({1, 5}, Ints{6, 0, 2, 2, 1})},
+                   .attributes = {{"num_heads", int64_t{2}}, {"interleaved", int64_t{1}}, {"rotary_embedding_dim", int64_t{4}}},
+                   .frozen = {1, 2}});
+  cases.push_back({.op = "Attention", .inputs = {x({2, 2, 3, 4}), x({2, 2, 5, 4}), x({2, 2, 5, 6})}});
+  cases.push_back(
+      {.op = "Attention", .inputs = {x({1, 4, 3, 4}), x({1, 2, 3, 4}), x({1, 2, 3, 4})}, .attributes = {{"is_causal", int64_t{1}}}});
+  cases.push_back({.op = "Attention",
+                   .inputs = {x({2, 3, 8}), x({2, 3, 8}), x({2, 3, 8}), x({3, 3})},
+                   .attributes = {{"q_num_heads", int64_t{2}}, {"kv_num_heads", int64_t{2}}, {"scale", 0.3F}},
+                   .symbolic = false});
+  return cases;
+}
+
+}  // namespace fretsaw::testing

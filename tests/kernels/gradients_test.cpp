@@ -1,0 +1,118 @@
+// Gradients of every operator against central differences; the list of operators without a rule.
+#include "graph/gradients.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "graph/catalogue.h"
+#include "graph/communication_schemas.h"
+#include "tests/kernels/gradient_case.h"
+
+namespace fretsaw::testing {
+
+namespace {
+
+using Table = std::vector<GradientCase> (*)();
+constexpr std::pair<const char*, Table> kTables[] = {
+    {"unary", unary_gradient_cases},
+    {"broadcasting", broadcasting_gradient_cases},
+    {"reduction", reduction_gradient_cases},
+    {"contraction", contraction_gradient_cases},
+    {"convolution", convolution_gradient_cases},
+    {"pooling", pooling_gradient_cases},
+    {"normalization", normalization_gradient_cases},
+    {"loss", loss_gradient_cases},
+    {"movement", movement_gradient_cases},
+    {"indexing", indexing_gradient_cases},
+    {"resize", resize_gradient_cases},
+    {"attention", attention_gradient_cases},
+};
+
+// Why a case fails: its operator, number and what is wrong; "" when none does.
+std::string failures(const std::vector<GradientCase>& table) {
+  std::map<std::string, int> seen;
+  std::string text;
+  for (const GradientCase& c : table) {
+    const std::string failure = gradient_failure(c);
+    const int number = seen[c.op]++;
+    if (!failure.empty()) text += c.op + ", case " + std::to_string(number) + ": " + failure + "\n";
+  }
+  return text;
+}
+
+class GradientTable : public ::testing::TestWithParam<std::pair<const char*, Table>> {};
+
+TEST_P(GradientTable, AgreesWithDifferences) {
+  EXPECT_EQ(failures(GetParam().second()), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Rules, GradientTable, ::testing::ValuesIn(kTables), [](const auto& info) { return info.param.first; });
+
+// Why an operator has no rule. A new operator needs a rule, `zero_gradient` or a line here.
+const std::map<std::string, std::string> kWithoutRule = {
+    {"Attention", "by the function that ONNX defines for it"},
+    {"LinearAttention", "not yet"},
+    {"BitCast", "a float's bits have no derivative"},
+    {"LSTM", "not yet"},
+    {"GRU", "not yet"},
+    {"RNN", "not yet"},
+    {"DequantizeLinear", "quantised weights are not trained"},
+    {"DynamicQuantizeLinear", "quantised weights are not trained"},
+    {"DeformConv", "not yet"},
+    {"CausalConvWithState", "not yet"},
+    {"Upsample", "older than the newest opset, which has Resize"},
+    {"GridSample", "not yet"},
+    {"RoiAlign", "not yet"},
+    {"MaxRoiPool", "not yet"},
+    {"DFT", "not yet"},
+    {"STFT", "not yet"},
+    {"Det", "ONNX has no inverse of a matrix"},
+    {"CumProd", "not yet: zeros"},
+    {"TensorScatter", "writes key-value caches, which are not trained"},
+    {"Unique", "not yet"},
+    {"If", "bodies are not differentiated"},
+    {"Loop", "bodies are not differentiated"},
+    {"Scan", "bodies are not differentiated"},
+    {"SequenceMap", "bodies are not differentiated"},
+    {"SequenceAt", "sequences are not differentiated"},
+    {"SequenceConstruct", "sequences are not differentiated"},
+    {"SequenceErase", "sequences are not differentiated"},
+    {"SequenceInsert", "sequences are not differentiated"},
+    {"SplitToSequence", "sequences are not differentiated"},
+    {"ConcatFromSequence", "sequences are not differentiated"},
+    {"Optional", "optionals are not differentiated"},
+    {"OptionalGetElement", "optionals are not differentiated"},
+};
+
+TEST(GradientRules, EveryOperatorHasOneOrAReason) {
+  for (const OperatorRecord& record : all_operators()) {
+    if (record.domain == kCommunicationDomain) continue;  // put into graphs after they were differentiated
+    const bool listed = kWithoutRule.count(record.name) > 0;
+    EXPECT_EQ(record.gradient == nullptr, listed) << record.name << (listed ? " has a rule now" : " has neither a rule nor a reason");
+  }
+}
+
+TEST(GradientRules, EveryRuleIsInATable) {
+  std::set<std::string> covered;
+  for (const auto& [name, table] : kTables)
+    for (const GradientCase& c : table()) covered.insert(c.op);
+  covered.insert("Scatter");  // is ScatterElements
+  for (const OperatorRecord& record : all_operators()) {
+    const bool has_rule = record.gradient && record.gradient != zero_gradient;
+    EXPECT_TRUE(!has_rule || covered.count(record.name)) << record.name << " has a gradient rule without a case";
+  }
+}
+
+TEST(GradientRules, EveryGradientOperatorIsMade) {
+  for (const auto& [name, table] : kTables) failures(table());
+  for (const OperatorRecord& record : all_operators()) {
+    if (record.name.find("Grad") == std::string::npos && record.name != "SumTo") continue;
+    EXPECT_TRUE(gradient_operators_made().count(record.name)) << "no case needs " << record.name;
+  }
+}
+
+}  // namespace
+
+}  // namespace fretsaw::testing
