@@ -80,6 +80,7 @@ void recognise_for_devices(Model& model, MergedWeights* kept) {
   means_to_poolings(model);
   transposes_to_reshapes(model);
   merge_products(model, {}, kept);
+  join_rotations(model);
   turn_rows(model);
   sink_reshapes(model);
   stride_attention(model);

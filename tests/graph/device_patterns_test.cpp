@@ -324,6 +324,48 @@ TEST(MergeProducts, TheSameMatricesMayBeJoinedBothWays) {
   EXPECT_EQ(turned.graph->nodes[0]->input(1)->constant->dims, (Dims{4, 2}));
 }
 
+const std::string kRotations =
+    "(float[8,2] cos, float[8,2] sin, int64[1,1] at) => (float[1,1,8] a, float[1,1,4] b, float[1,1,4] c) <int64[3] sizes = {8,4,4}> ";
+
+TEST(JoinRotations, OfNeighbouringParts) {
+  for (const std::string body : {"{ q, k, c = Split<axis=-1>(x, sizes) a = RotaryEmbedding<num_heads=2>(q, cos, sin, at) "
+                                 "b = RotaryEmbedding<num_heads=1>(k, cos, sin, at) }",
+                                 "{ q, k, c = Split<axis=2>(x, sizes) b = RotaryEmbedding<num_heads=1>(k, cos, sin, at) "
+                                 "a = RotaryEmbedding<num_heads=2>(q, cos, sin, at) }"}) {
+    Model model = inferred("g (float[1,1,16] x, " + kRotations.substr(1) + body, 24);
+    join_rotations(model);
+    EXPECT_EQ(ops(*model.graph), "Split RotaryEmbedding Split");
+    EXPECT_EQ(model.graph->nodes[1]->get_int("num_heads", 0), 3);
+    EXPECT_EQ(model.graph->nodes[2]->out(0)->name, "a");
+    EXPECT_EQ(model.graph->nodes[2]->out(1)->name, "b");
+    expect_sound(model);
+  }
+}
+
+TEST(JoinRotations, LeavesOthers) {
+  const std::string split = "q, k, c = Split<axis=-1>(x, sizes) ";
+  const std::string rotations = "a = RotaryEmbedding<num_heads=2>(q, cos, sin, at) b = RotaryEmbedding<num_heads=1>(k, cos, sin, at) ";
+  for (const auto& [x, body] : std::vector<std::pair<std::string, std::string>>{
+           {"float[1,1,16] x",
+            split + "a = RotaryEmbedding<num_heads=2>(q, cos, sin, at) b = RotaryEmbedding<num_heads=1>(k, sin, cos, at) "},
+           {"float[1,1,16] x",
+            split + "a = RotaryEmbedding<num_heads=2>(q, cos, sin, at) b = RotaryEmbedding<num_heads=1, interleaved=1>(k, cos, sin, at) "},
+           {"float[1,1,16] x", split + "a = RotaryEmbedding<num_heads=2>(q, cos, sin, at) b = Relu(k) "},
+           {"float[1,1,8] y", "x = Concat<axis=2>(y, y) " + split + "a = Add(q, y) b = RotaryEmbedding<num_heads=1>(k, cos, sin, at) "}}) {
+    Model model = inferred("g (" + x + ", " + kRotations.substr(1) + "{ " + body + "}", 24);
+    const std::string before = ops(*model.graph);
+    join_rotations(model);
+    EXPECT_EQ(ops(*model.graph), before);
+  }
+  const std::string two =
+      "g (float[1,2,16] x, float[8,2] cos, float[8,2] sin, int64[1,2] at) => (float[1,2,8] a, float[1,2,4] b, "
+      "float[1,2,4] c) <int64[3] sizes = {8,4,4}> { " +
+      split + rotations + "}";
+  Model model = inferred(two, 24);
+  join_rotations(model);
+  EXPECT_EQ(ops(*model.graph), "Split RotaryEmbedding RotaryEmbedding");
+}
+
 TEST(TransposesToReshapes, LeavesEmptyTensors) {
   Model model = inferred("g (float[2,1,0,4] x) => (float[2,0,1,4] y) { y = Transpose<perm=[0,2,1,3]>(x) }");
   transposes_to_reshapes(model);

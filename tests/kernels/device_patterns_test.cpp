@@ -49,6 +49,18 @@ void expect_equal(const Model& wanted, const Model& got, double tolerance) {
   for (size_t i = 0; i < a.size(); ++i) EXPECT_EQ(difference(b[i], a[i], {tolerance, tolerance}), "") << print_graph(*got.graph);
 }
 
+TEST(JoinedRotations, GiveTheSameNumbers) {
+  const Model apart = model_of(
+      "g (float[1,1,16] x, float[8,2] cos, float[8,2] sin) => (float[1,1,8] a, float[1,1,4] b, float[1,1,4] d) <int64[3] sizes = {8,4,4}, "
+      "int64[1,1] at = {3}> { q, k, c = Split<axis=-1>(x, sizes) a = RotaryEmbedding<num_heads=2>(q, cos, sin, at) "
+      "b = RotaryEmbedding<num_heads=1>(k, cos, sin, at) d = Neg(c) }",
+      24);
+  Model joined = clone(apart);
+  join_rotations(joined);
+  EXPECT_EQ(joined.graph->nodes.size(), 4u);
+  expect_equal(apart, joined, 0);
+}
+
 class DevicePatternNumbers : public ::testing::TestWithParam<PatternModel> {};
 
 TEST_P(DevicePatternNumbers, AreThoseOfThePieces) {
