@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "graph/errors.h"
+#include "runtime/tensor_values.h"
 
 namespace fretsaw {
 namespace {
@@ -103,29 +104,6 @@ void write_proto(const RuntimeValue& value, const std::string& name, const std::
 }
 
 }  // namespace
-
-RuntimeValue value_from_tensor(const Tensor& tensor) {
-  if (tensor.is_missing()) throw Error("the bytes of tensor '" + tensor.name + "' are not there: " + tensor.missing);
-  RuntimeValue value = make_value(tensor.dtype, tensor.dims);
-  if (tensor.dtype == DType::string) {
-    if (static_cast<int64_t>(tensor.strings.size()) != tensor.count()) throw Error("tensor '" + tensor.name + "' holds too few strings");
-    std::copy(tensor.strings.begin(), tensor.strings.end(), value.tensor.as<std::string>());
-  } else if (tensor.bytes() > 0) {
-    if (!tensor.data) throw Error("tensor '" + tensor.name + "' holds no bytes");
-    std::memcpy(value.tensor.data, tensor.data, tensor.bytes());
-  }
-  return value;
-}
-
-std::shared_ptr<Tensor> tensor_from_view(const TensorView& view) {
-  std::shared_ptr<Tensor> tensor = make_tensor(view.dtype, view.dims);
-  if (view.dtype == DType::string) {
-    tensor->strings.assign(view.as<std::string>(), view.as<std::string>() + view.count());
-  } else if (tensor->bytes() > 0) {
-    std::memcpy(mutable_data(*tensor), view.data, tensor->bytes());
-  }
-  return tensor;
-}
 
 RuntimeValue read_value_file(const std::string& path, const Type& type) {
   const std::string folder = std::filesystem::path(path).parent_path().string();

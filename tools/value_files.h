@@ -12,8 +12,6 @@ RuntimeValue read_value_file(const std::string& path, const Type& type);
 // Writes a value as ONNX's test data has it. `name` goes into the file. An optional type makes an OptionalProto.
 void write_value_file(const RuntimeValue& value, const Type& type, const std::string& name, const std::string& path);
 
-RuntimeValue value_from_tensor(const Tensor& tensor);              // copies
-std::shared_ptr<Tensor> tensor_from_view(const TensorView& view);  // copies; strings too
 // "float32[2,3]", "seq of 3", "absent"
 std::string describe(const RuntimeValue& value);
 

@@ -1,0 +1,77 @@
+// Data as arrays: NAME.npy for each input, samples along axis 0.
+#include <cstring>
+#include <filesystem>
+
+#include "graph/errors.h"
+#include "graph/io.h"
+#include "runtime/training/sample_order.h"
+#include "runtime/training/sampled_source.h"
+
+namespace fretsaw {
+namespace {
+
+namespace fs = std::filesystem;
+
+class ArraySource : public SampledSource {
+ public:
+  ArraySource(const std::string& folder, const DataOptions& options) : SampledSource(folder, options) {
+    for (const auto& entry : fs::directory_iterator(folder))
+      if (entry.path().extension() == ".npy") add(entry.path());
+    if (arrays_.empty()) throw Error("holds no .npy file", "write arrays as x.npy and target.npy").in_file(folder);
+  }
+
+  std::vector<std::string> names() const override {
+    std::vector<std::string> names;
+    for (const auto& [name, array] : arrays_) names.push_back(name);
+    return names;
+  }
+  int64_t epoch_size() const override { return samples_; }
+
+ protected:
+  Batch make(int64_t batch) const override {
+    Batch values;
+    for (const auto& [name, array] : arrays_) {
+      Dims dims = array->dims;
+      dims[0] = batch;
+      values[name] = make_value(array->dtype, dims);
+    }
+    return values;
+  }
+
+  void fill(Batch& values, int64_t row, const DataPosition& at) const override {
+    int64_t sample = at.sample;
+    if (options_.shuffle) sample = shuffled_index(sample, samples_, mixed_key(options_.seed, static_cast<uint64_t>(at.epoch)));
+    for (auto& [name, value] : values) {
+      const Tensor& array = *arrays_.at(name);
+      const size_t bytes = array.bytes() / static_cast<size_t>(samples_);
+      if (bytes == 0) continue;
+      std::memcpy(static_cast<std::byte*>(value.tensor.data) + static_cast<size_t>(row) * bytes,
+                  array.data + static_cast<size_t>(sample) * bytes, bytes);
+    }
+  }
+
+ private:
+  void add(const fs::path& path) {
+    const TensorPtr array = read_tensor_file(path.string());
+    if (array->dims.empty()) throw Error("holds a single number", "axis 0 of an array counts the samples").in_file(path.string());
+    if (array->dims[0] == 0) throw Error("holds no samples").in_file(path.string());
+    if (!arrays_.empty() && array->dims[0] != samples_)
+      throw Error("holds " + std::to_string(array->dims[0]) + " samples, but '" + arrays_.begin()->first + ".npy' holds " +
+                      std::to_string(samples_),
+                  "all arrays of a folder need as many")
+          .in_file(path.string());
+    samples_ = array->dims[0];
+    arrays_[path.stem().string()] = array;
+  }
+
+  std::map<std::string, TensorPtr> arrays_;
+  int64_t samples_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<DataSource> open_arrays(const std::string& folder, const DataOptions& options) {
+  return std::make_unique<ArraySource>(folder, options);
+}
+
+}  // namespace fretsaw

@@ -1,0 +1,97 @@
+// Data as a folder of batches: NAME_S.pb for each input NAME and step S.
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <optional>
+
+#include "graph/errors.h"
+#include "graph/io.h"
+#include "runtime/tensor_values.h"
+#include "runtime/training/data.h"
+
+namespace fretsaw {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct BatchFile {
+  std::string name;  // of the input
+  int64_t step = 0;
+};
+// "x_12.pb"; nullopt for other names.
+std::optional<BatchFile> parse_file_name(const fs::path& path) {
+  if (path.extension() != ".pb") return std::nullopt;
+  const std::string stem = path.stem().string();
+  const size_t bar = stem.rfind('_');
+  if (bar == std::string::npos || bar == 0) return std::nullopt;
+  BatchFile file{stem.substr(0, bar)};
+  const char* end = stem.data() + stem.size();
+  const auto [read, error] = std::from_chars(stem.data() + bar + 1, end, file.step);
+  if (error != std::errc() || read != end || file.step < 0) return std::nullopt;
+  return file;
+}
+
+class BatchFolder : public DataSource {
+ public:
+  explicit BatchFolder(const std::string& folder) : DataSource(folder) {
+    for (const auto& entry : fs::directory_iterator(folder)) {
+      const auto file = parse_file_name(entry.path());
+      if (!file) continue;
+      const bool added = steps_[file->step].emplace(file->name, entry.path().string()).second;
+      if (!added) throw Error("is there twice, with another number of zeros before its step").in_file(entry.path().string());
+    }
+    if (steps_.empty()) throw Error("holds no file named NAME_S.pb", "name batches x_0.pb, target_0.pb, x_1.pb, ...").in_file(folder);
+    check_complete();
+  }
+
+  std::vector<std::string> names() const override {
+    std::vector<std::string> names;
+    for (const auto& [name, file] : steps_.begin()->second) names.push_back(name);
+    return names;
+  }
+  int64_t epoch_size() const override { return static_cast<int64_t>(steps_.size()); }
+
+  Batch next(int64_t batch) override {
+    const auto step = std::next(steps_.begin(), position_.sample % epoch_size());
+    Batch values;
+    for (const auto& [name, file] : step->second) values[name] = value_from_tensor(*read_tensor_file(file));
+    if (batch > 0) check_size(step->second, values, batch);
+    if (++position_.sample >= epoch_size()) position_ = {position_.epoch + 1, 0};
+    return values;
+  }
+
+ private:
+  using Files = std::map<std::string, std::string>;  // name -> path
+
+  void check_complete() const {
+    std::map<std::string, int64_t> all;  // name -> a step that has it
+    for (const auto& [step, files] : steps_)
+      for (const auto& [name, file] : files) all.emplace(name, step);
+    for (const auto& [step, files] : steps_)
+      for (const auto& [name, having] : all)
+        if (!files.count(name))
+          throw Error("has no '" + name + "_" + std::to_string(step) + ".pb', but one of step " + std::to_string(having),
+                      "every step needs a file of each input")
+              .in_file(path_);
+  }
+
+  // Some value has to have as many rows: not all inputs need have a batch axis.
+  static void check_size(const Files& files, const Batch& values, int64_t batch) {
+    for (const auto& [name, value] : values)
+      if (!value.tensor.dims.empty() && value.tensor.dims[0] == batch) return;
+    const auto& [name, value] = *values.begin();
+    throw Error("holds " + to_string(value.tensor.dims) + ", not a batch of " + std::to_string(batch),
+                "leave the batch size out: the files decide it")
+        .in_file(files.at(name));
+  }
+
+  std::map<int64_t, Files> steps_;
+};
+
+}  // namespace
+
+std::unique_ptr<DataSource> open_batch_folder(const std::string& folder) {
+  return std::make_unique<BatchFolder>(folder);
+}
+
+}  // namespace fretsaw

@@ -1,0 +1,176 @@
+// Reading checkpoints, and finding them.
+#include "runtime/training/checkpoint.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "graph/errors.h"
+#include "runtime/training/boxes.h"
+
+namespace fretsaw {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+namespace {
+
+constexpr char kManifest[] = "manifest.json";
+
+DType dtype_named(const std::string& name) {
+  for (int i = 1; i <= static_cast<int>(DType::int2); ++i)
+    if (name_of(static_cast<DType>(i)) == name) return static_cast<DType>(i);
+  throw Error("names an element type '" + name + "' that is not known");
+}
+
+// The step in "step-000000200"; nullopt for other names.
+std::optional<int64_t> step_of(const std::string& name) {
+  constexpr std::string_view kStart = "step-";
+  int64_t step = 0;
+  if (!name.starts_with(kStart)) return std::nullopt;
+  const char* end = name.data() + name.size();
+  const auto [read, error] = std::from_chars(name.data() + kStart.size(), end, step);
+  return error == std::errc() && read == end && step >= 0 ? std::optional(step) : std::nullopt;
+}
+
+Json read_json(const std::string& path) {
+  const auto file = MappedFile::open(path);
+  const auto* text = reinterpret_cast<const char*>(file->bytes().data());
+  return Json::parse(text, text + file->bytes().size());
+}
+
+}  // namespace
+
+// Reads a manifest, field by field. Json's own errors name the field that is missing or of the wrong type.
+class ManifestReader {
+ public:
+  explicit ManifestReader(Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
+
+  void read(const Json& json) {
+    const auto format = json.at("format").get<int>();
+    if (format != 1) throw Error("has the format " + std::to_string(format), "this version of fretsaw reads format 1");
+    checkpoint_.state_.step = json.at("step").get<int64_t>();
+    checkpoint_.state_.seed = json.at("seed").get<uint64_t>();
+    checkpoint_.state_.data = {json.at("data").at("epoch").get<int64_t>(), json.at("data").at("sample").get<int64_t>()};
+    checkpoint_.state_.more = json.at("more").get<std::map<std::string, std::string>>();
+    for (const Json& file : json.at("files")) add_file(file.at("name").get<std::string>(), file.at("bytes").get<uint64_t>());
+    for (const Json& tensor : json.at("tensors")) add_tensor(tensor);
+  }
+
+ private:
+  void add_file(const std::string& name, uint64_t bytes) {
+    if (name.empty() || name.find('/') != std::string::npos) throw Error("names a file '" + name + "' that is not in its folder");
+    const std::string path = (fs::path(checkpoint_.folder_) / name).string();
+    std::error_code error;
+    const uint64_t size = fs::file_size(path, error);
+    if (error) throw Error("is missing: the checkpoint is not complete").in_file(path);
+    if (size != bytes)
+      throw Error("has " + std::to_string(size) + " bytes for " + std::to_string(bytes) + ": the checkpoint is not complete").in_file(path);
+    files_[name] = read_safetensors(path);
+  }
+
+  void add_tensor(const Json& json) {
+    const auto name = json.at("name").get<std::string>();
+    Checkpoint::Entry entry{dtype_named(json.at("dtype").get<std::string>()), json.at("shape").get<Dims>(), {}};
+    std::vector<Box> boxes;
+    for (const Json& piece : json.at("pieces")) {
+      const Box box{piece.at("start").get<Dims>(), piece.at("shape").get<Dims>()};
+      const TensorPtr tensor = find(piece.at("file").get<std::string>(), piece.at("key").get<std::string>());
+      if (tensor->dtype != entry.dtype || tensor->dims != box.shape || !lies_in(box, entry.shape))
+        throw Error("does not fit what the files have of the tensor '" + name + "'");
+      entry.pieces.push_back({tensor, box.start});
+      boxes.push_back(box);
+    }
+    if (!covers_once(entry.shape, boxes)) throw Error("has not every part of the tensor '" + name + "' once");
+    if (!checkpoint_.tensors_.emplace(name, std::move(entry)).second) throw Error("has the tensor '" + name + "' twice");
+  }
+
+  TensorPtr find(const std::string& file, const std::string& key) const {
+    const auto known = files_.find(file);
+    if (known == files_.end()) throw Error("speaks of a file '" + file + "' that it does not list");
+    const auto tensor = known->second.tensors.find(key);
+    if (tensor == known->second.tensors.end()) throw Error("speaks of a tensor '" + key + "' that is not in '" + file + "'");
+    return tensor->second;
+  }
+
+  Checkpoint& checkpoint_;
+  std::map<std::string, SafetensorsFile> files_;
+};
+
+Checkpoint Checkpoint::open(const std::string& folder) {
+  const std::string path = (fs::path(folder) / kManifest).string();
+  Checkpoint checkpoint;
+  checkpoint.folder_ = folder;
+  try {
+    ManifestReader(checkpoint).read(read_json(path));
+  } catch (const Json::exception& e) {
+    throw Error(std::string("is damaged: ") + e.what()).in_file(path);
+  } catch (const Error& e) {
+    throw e.in_file(path);
+  }
+  return checkpoint;
+}
+
+std::vector<std::string> Checkpoint::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, entry] : tensors_) names.push_back(name);
+  return names;
+}
+
+const Checkpoint::Entry& Checkpoint::find(const std::string& tensor) const {
+  const auto entry = tensors_.find(tensor);
+  if (entry == tensors_.end()) throw Error("the checkpoint has no tensor '" + tensor + "'").in_file(folder_);
+  return entry->second;
+}
+
+TensorPtr Checkpoint::read(const std::string& tensor) const {
+  const Entry& entry = find(tensor);
+  if (entry.pieces.size() == 1) return entry.pieces[0].tensor;
+  return read(tensor, Dims(entry.shape.size(), 0), entry.shape);
+}
+
+TensorPtr Checkpoint::read(const std::string& tensor, const Dims& start, const Dims& shape) const {
+  const Entry& entry = find(tensor);
+  const Box wanted{start, shape};
+  if (!lies_in(wanted, entry.shape))
+    throw Error("the tensor '" + tensor + "' of the checkpoint is " + to_string(entry.shape) +
+                ": the part that is wanted reaches beyond it")
+        .in_file(folder_);
+  auto part = make_tensor(entry.dtype, shape);
+  part->name = tensor;
+  const size_t size = static_cast<size_t>(bits_of(entry.dtype)) / 8;
+  for (const Piece& piece : entry.pieces)
+    if (piece.tensor->data) copy_common({piece.start, piece.tensor->dims}, piece.tensor->data, wanted, mutable_data(*part), size);
+  return part;
+}
+
+std::vector<std::string> list_checkpoints(const std::string& root) {
+  std::vector<std::pair<int64_t, std::string>> found;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(root, error))
+    if (const auto step = step_of(entry.path().filename().string()); step && fs::exists(entry.path() / kManifest))
+      found.emplace_back(*step, entry.path().string());
+  std::sort(found.begin(), found.end());
+  std::vector<std::string> folders;
+  for (auto& [step, folder] : found) folders.push_back(std::move(folder));
+  return folders;
+}
+
+Checkpoint open_newest_checkpoint(const std::string& path, std::vector<std::string>& notes) {
+  if (fs::exists(fs::path(path) / kManifest)) return Checkpoint::open(path);
+  std::vector<std::string> folders = list_checkpoints(path);
+  for (; !folders.empty(); folders.pop_back()) {
+    try {
+      return Checkpoint::open(folders.back());
+    } catch (const Error& e) {
+      notes.push_back("a checkpoint is left out: " + std::string(e.what()));
+    }
+  }
+  throw Error("holds no checkpoint that can be read", notes.empty() ? "name the folder that --checkpoint wrote to" : notes.front())
+      .in_file(path);
+}
+
+}  // namespace fretsaw

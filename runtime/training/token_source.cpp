@@ -1,0 +1,80 @@
+// Data as tokens: one long row of uint16, cut into windows of S, each with the same window one token later as its target.
+//
+//   tokens a b c d e f g, S = 3       x: a b c   target: b c d       x: d e f   target: e f g
+#include <algorithm>
+#include <cstring>
+
+#include "graph/errors.h"
+#include "graph/tensor.h"
+#include "kernels/cpu/random.h"
+#include "runtime/training/sample_order.h"
+#include "runtime/training/sampled_source.h"
+
+namespace fretsaw {
+namespace {
+
+class TokenSource : public SampledSource {
+ public:
+  TokenSource(const std::string& file, const DataOptions& options)
+      : SampledSource(file, options), file_(MappedFile::open(file)), length_(options.sequence) {
+    if (length_ < 1) throw Error("needs the length of a sequence", "give it", ErrorCode::usage).in_file(file);
+    if (file_->bytes().size() % sizeof(uint16_t) != 0)
+      throw Error("has an odd number of bytes, so it is no file of uint16 tokens", "write it as nanoGPT's prepare.py does").in_file(file);
+    count_ = static_cast<int64_t>(file_->bytes().size() / sizeof(uint16_t));
+    if (count_ <= length_)
+      throw Error("holds " + std::to_string(count_) + " tokens, too few for a sequence of " + std::to_string(length_) + " and one more",
+                  "choose a shorter sequence")
+          .in_file(file);
+  }
+
+  std::vector<std::string> names() const override {
+    std::vector<std::string> names = {options_.tokens, options_.next_tokens};
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+  // As many windows as fit side by side, in random order or not.
+  int64_t epoch_size() const override { return (count_ - 1) / length_; }
+
+ protected:
+  Batch make(int64_t batch) const override {
+    return {{options_.tokens, make_value(DType::int64, {batch, length_})},
+            {options_.next_tokens, make_value(DType::int64, {batch, length_})}};
+  }
+
+  void fill(Batch& values, int64_t row, const DataPosition& at) const override {
+    const int64_t first = options_.shuffle ? random_place(at) : at.sample * length_;
+    copy(first, values.at(options_.tokens), row);
+    copy(first + 1, values.at(options_.next_tokens), row);
+  }
+
+ private:
+  // Any of the count_ - length_ places, by seed and the number of the sample among all of the run.
+  int64_t random_place(const DataPosition& at) const {
+    const auto bits = Philox(mixed_key(options_.seed, static_cast<uint64_t>(at.epoch))).block(static_cast<uint64_t>(at.sample));
+    const uint64_t number = uint64_t{bits[0]} << 32 | bits[1];
+    return static_cast<int64_t>(number % static_cast<uint64_t>(count_ - length_));
+  }
+
+  void copy(int64_t first, RuntimeValue& value, int64_t row) const {
+    int64_t* out = value.tensor.as<int64_t>() + row * length_;
+    const std::byte* tokens = file_->bytes().data() + static_cast<size_t>(first) * sizeof(uint16_t);
+    for (int64_t i = 0; i < length_; ++i) {
+      uint16_t token;
+      std::memcpy(&token, tokens + static_cast<size_t>(i) * sizeof token, sizeof token);
+      out[i] = token;
+    }
+  }
+
+  std::shared_ptr<const MappedFile> file_;
+  int64_t length_, count_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<DataSource> open_tokens(const std::string& file, const DataOptions& options) {
+  if (options.tokens == options.next_tokens)
+    throw Error("tokens and the next tokens go to one input, '" + options.tokens + "'", "name two", ErrorCode::usage);
+  return std::make_unique<TokenSource>(file, options);
+}
+
+}  // namespace fretsaw

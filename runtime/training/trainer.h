@@ -1,0 +1,54 @@
+// Training steps of a plan: forward and backward of a batch, then the update, on all ranks.
+#pragma once
+#include <map>
+#include <memory>
+#include <string>
+
+#include "graph/training/loss.h"
+#include "graph/training/training_plan.h"
+#include "runtime/session.h"
+#include "runtime/training/data.h"
+
+namespace fretsaw {
+
+struct TrainerOptions {
+  SessionOptions session;
+  LossSpec loss;
+  double clip = 0;  // the largest global norm of the gradient; 0: any
+};
+
+struct StepResult {
+  double loss = 0;           // before the update
+  double gradient_norm = 0;  // of the mean gradient, before it is clipped
+  int64_t count = 0;         // what the loss is the mean over
+  bool skipped = false;      // the loss or a gradient was not finite: no rank changed its parameters
+};
+
+class Trainer {
+ public:
+  Trainer(TrainingPlan plan, const TrainerOptions& options);
+
+  // One update from one batch, the model's inputs and the loss's target by name.
+  StepResult step(const Batch& batch, double learning_rate);
+  int64_t updates() const { return updates_; }  // that were not skipped
+
+  // On the host. A gradient is that of the last step's loss, before it was clipped. Throws Error for a name that there is not.
+  RuntimeValue parameter(const std::string& name) const;  // or a statistic
+  RuntimeValue gradient(const std::string& parameter) const;
+  const TrainingPlan& plan() const { return plan_; }
+  const Session& session() const { return *session_; }
+
+ private:
+  double squared_sum() const;
+
+  TrainingPlan plan_;
+  TrainerOptions options_;
+  std::unique_ptr<Session> session_;
+  int64_t updates_ = 0;
+  double divisor_ = 1;  // of the last step
+};
+
+// The model as it was read, with the trained values in place of its own, and BatchNormalization and Dropout as in inference.
+Model trained_model(const Model& source, const Trainer& trainer);
+
+}  // namespace fretsaw
