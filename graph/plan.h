@@ -20,7 +20,8 @@ struct Mesh {
   int rank(int d, int p, int t) const { return (d * pipeline + p) * tensor + t; }
 };
 
-// A graph that some ranks run.
+// A graph that some ranks run. Of a plan that trains, with n stages: "forward" k of 0 .. n - 1 and "backward" 2 n - 1 - k, which together
+// run each micro-batch; then, once a step, "reduce" 2 n + p and "update" 2 n + P + p of pipeline rank p of P.
 struct PlanGraph {
   int stage = 0;
   std::string kind = "forward";
@@ -57,6 +58,16 @@ struct PlanOutput {
   int axis = 0;                  // of concat
 };
 
+// What ranks keep from step to step: a parameter, its gradient, what the optimizer keeps of it, running statistics. Graphs take it as the
+// input "state:NAME" and give its new value as the output "next:NAME".
+struct PlanState {
+  std::string name;             // "fc.weight", "gradient:fc.weight", "exp_avg:fc.weight"
+  Type type;                    // of known shape
+  TensorPtr initial;            // null: zeros
+  bool starts_at_zero = false;  // in every step
+};
+inline constexpr const char *kStateInput = "state:", *kStateOutput = "next:";
+
 struct StageEstimate {
   double flops = 0, time_us = 0;
   int64_t weight_bytes = 0, activation_bytes = 0, send_bytes = 0;  // of one micro-batch
@@ -74,6 +85,7 @@ struct Plan {
   std::vector<Route> routes;
   std::vector<PlanInput> inputs;    // in the source's order
   std::vector<PlanOutput> outputs;  // in the source's order
+  std::vector<PlanState> states;    // of a plan that trains
   std::vector<StageEstimate> stages;
   std::map<std::string, std::string> shardings;  // tensor -> "[_, tensor]"
   std::vector<std::string> notes;

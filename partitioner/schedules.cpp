@@ -10,18 +10,10 @@
 namespace fretsaw {
 namespace {
 
-// One forward run of a rank: which stage, which micro-batch.
-struct Run {
-  int stage, micro_batch;
-};
-
-class FillDrain {
+// The actions around a rank's runs, in their order.
+class ListWriter {
  public:
-  FillDrain(const ScheduleProblem& problem, int rank) : p_(problem), rank_(rank) {
-    for (int m = 0; m < p_.micro_batches; ++m)
-      for (int s = 0; s < p_.stages; ++s)
-        if (rank_of(s) == rank) runs_.push_back({s, m});
-  }
+  ListWriter(const ScheduleProblem& problem, int rank, std::vector<StageRun> runs) : p_(problem), rank_(rank), runs_(std::move(runs)) {}
 
   std::vector<Action> actions() {
     release_.resize(runs_.size());
@@ -31,11 +23,11 @@ class FillDrain {
       if (i + 1 < runs_.size()) receives(runs_[i + 1]);
       add(Action::Kind::forward, runs_[i]);
       // What is dropped here was sent a run ago; its buffers are free before this run's are handed over.
-      for (const Run& r : release_[i])
+      for (const StageRun& r : release_[i])
         if (sends_any(r.stage) && r.micro_batch != runs_[i].micro_batch) add(Action::Kind::free, r);
       for (int to : users(runs_[i].stage))
         if (rank_of(to) != rank_) list_.push_back({Action::Kind::send, runs_[i].stage, runs_[i].micro_batch, to});
-      for (const Run& r : release_[i])
+      for (const StageRun& r : release_[i])
         if (!sends_any(r.stage) || r.micro_batch == runs_[i].micro_batch) add(Action::Kind::free, r);
     }
     return std::move(list_);
@@ -56,37 +48,50 @@ class FillDrain {
   // The run after which run i may be dropped: its stage's next one when it sends, and not before stages of this rank that use it.
   size_t last_use(size_t i) const {
     size_t last = i;
-    std::vector<int> to = users(runs_[i].stage);
-    bool sends = sends_any(runs_[i].stage);
-    for (size_t k = i + 1; k < runs_.size(); ++k) {
-      bool uses = runs_[k].micro_batch == runs_[i].micro_batch && std::find(to.begin(), to.end(), runs_[k].stage) != to.end();
-      bool next = sends && runs_[k].stage == runs_[i].stage && runs_[k].micro_batch == runs_[i].micro_batch + 1;
-      if (uses || next) last = k;
-      if (runs_[k].micro_batch > runs_[i].micro_batch + 1) break;
+    const StageRun& run = runs_[i];
+    const std::vector<int> to = users(run.stage);
+    const bool has_next = sends_any(run.stage) && run.micro_batch + 1 < p_.micro_batches;
+    auto left = std::count_if(to.begin(), to.end(), [&](int s) { return rank_of(s) == rank_; }) + has_next;
+    for (size_t k = i + 1; k < runs_.size() && left > 0; ++k) {
+      const bool uses = runs_[k].micro_batch == run.micro_batch && std::find(to.begin(), to.end(), runs_[k].stage) != to.end();
+      const bool next = has_next && runs_[k].stage == run.stage && runs_[k].micro_batch == run.micro_batch + 1;
+      if (uses || next) last = k, --left;
     }
     return last;
   }
-  void receives(const Run& run) {
+  void receives(const StageRun& run) {
     for (int from : p_.needs[static_cast<size_t>(run.stage)])
       if (rank_of(from) != rank_) list_.push_back({Action::Kind::recv, run.stage, run.micro_batch, from});
   }
-  void add(Action::Kind kind, const Run& run) { list_.push_back({kind, run.stage, run.micro_batch, -1}); }
+  void add(Action::Kind kind, const StageRun& run) { list_.push_back({kind, run.stage, run.micro_batch, -1}); }
 
   const ScheduleProblem& p_;
   int rank_;
-  std::vector<Run> runs_;
-  std::vector<std::vector<Run>> release_;  // after each run: what is dropped then
+  std::vector<StageRun> runs_;
+  std::vector<std::vector<StageRun>> release_;  // after each run: what is dropped then
   std::vector<Action> list_;
 };
 
 }  // namespace
 
+std::vector<Action> actions_around(const ScheduleProblem& problem, int rank, std::vector<StageRun> runs) {
+  return ListWriter(problem, rank, std::move(runs)).actions();
+}
+
+int ranks_of(const ScheduleProblem& problem) {
+  return *std::max_element(problem.rank_of_stage.begin(), problem.rank_of_stage.end()) + 1;
+}
+
 Schedule gpipe(const ScheduleProblem& problem) {
   Schedule schedule;
   schedule.name = "gpipe";
-  int ranks = 0;
-  for (int r : problem.rank_of_stage) ranks = std::max(ranks, r + 1);
-  for (int r = 0; r < ranks; ++r) schedule.ranks.push_back(FillDrain(problem, r).actions());
+  for (int r = 0; r < ranks_of(problem); ++r) {
+    std::vector<StageRun> runs;
+    for (int m = 0; m < problem.micro_batches; ++m)
+      for (int s = 0; s < problem.stages; ++s)
+        if (problem.rank_of_stage[static_cast<size_t>(s)] == r) runs.push_back({s, m});
+    schedule.ranks.push_back(actions_around(problem, r, std::move(runs)));
+  }
   return schedule;
 }
 

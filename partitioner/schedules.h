@@ -1,6 +1,7 @@
 // Generators of schedules: pure functions of stages, micro-batches and who needs what.
 #pragma once
 #include <string>
+#include <vector>
 
 #include "graph/schedule.h"
 
@@ -10,6 +11,15 @@ namespace fretsaw {
 // dropped only after the next one ran, so that moving values and computing overlap:
 //   2 stages, 2 micro-batches   rank 0: 0F0 0S0>1 0F1 0D0 0S1>1 0D1      rank 1: 1R0<0 1R1<0 1F0 1D0 1F1 1D1
 Schedule gpipe(const ScheduleProblem& problem);
+
+// One run of a graph: which stage, which micro-batch.
+struct StageRun {
+  int stage = 0, micro_batch = 0;
+};
+// A rank's list from the order of its runs: receives are posted a run ahead, results are sent when they are made, and a micro-batch is
+// freed after its last use. A run comes after those of its own rank that it needs.
+std::vector<Action> actions_around(const ScheduleProblem& problem, int rank, std::vector<StageRun> runs);
+int ranks_of(const ScheduleProblem& problem);
 
 // By name. Throws Error for a name that there is not, or one that needs a backward pass.
 Schedule make_schedule(const std::string& name, const ScheduleProblem& problem);

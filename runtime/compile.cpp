@@ -20,6 +20,8 @@ namespace {
 
 using Place = Slot::Place;
 
+constexpr size_t kPartAlignment = 64;  // bytes; kernels read vectors
+
 class Compiler {
  public:
   // `border`: the graph that was specialised, which still has its Recv and Send nodes.
@@ -240,7 +242,7 @@ class Compiler {
       throw Error("there is no CPU kernel for the operator " + (node.domain.empty() ? "" : node.domain + ".") + node.op,
                   "replace the operator, or give the model a function body for it");
     }
-    if (unit.size() == 1 && record->view && add_alias(node)) return;
+    if (unit.size() == 1 && ((record->view && add_alias(node)) || add_parts(node))) return;
     CompileContext c = context_for_kernel(unit, *record);
     Step step;
     step.kernel = record->make(c);
@@ -252,7 +254,7 @@ class Compiler {
   void add_device_kernel(const Unit& unit) {
     const Node& node = *unit.front();
     const KernelRecord& record = *device_->kernels().find(node.op, node.domain);
-    if (unit.size() == 1 && record.view && add_alias(node, Memory::device)) return;
+    if (unit.size() == 1 && ((record.view && add_alias(node, Memory::device)) || add_parts(node, Memory::device))) return;
     CompileContext c = context(unit);
     if (const std::string reason = why_unsupported_on_device(c); !reason.empty())
       throw Error("the kernel on " + device_->name() + " does not support " + reason, "report this as a fault");
@@ -320,16 +322,48 @@ class Compiler {
     const Slot& source = program_->slots[static_cast<size_t>(main_slot(in))];
     if (!slot.fixed || !source.fixed || slot.dtype == DType::string || source.dtype == DType::string) return false;
     if (bytes_of(slot.dtype, slot.dims, Layout::plain) != bytes_of(source.dtype, source.dims, Layout::plain)) return false;
+    add_alias_step(node, in, out, std::move(slot), 0, wanted.value_or(source.memory));
+    return true;
+  }
+
+  // A Split whose parts lie one behind the other in its input costs nothing either.
+  bool add_parts(const Node& node, std::optional<Memory> wanted = std::nullopt) {
+    const Value* in = node.input(0);
+    if (!node.is("Split") || !in) return false;
+    const Slot source = program_->slots[static_cast<size_t>(main_slot(in))];
+    if (!source.fixed || source.dtype == DType::string || bits_of(source.dtype) % 8 != 0 || source.dims.empty()) return false;
+    const auto rank = static_cast<int64_t>(source.dims.size());
+    const int64_t axis = node.get_int("axis", 0), outer = axis < 0 ? axis + rank : axis;
+    if (std::any_of(source.dims.begin(), source.dims.begin() + outer, [](int64_t d) { return d != 1; })) return false;
+    std::vector<Slot> slots;
+    size_t offset = 0;
+    for (const Value* out : node.outputs) {
+      if (!out) return false;
+      slots.push_back(slot_of_type(out->type, Place::pool));
+      if (!slots.back().fixed || offset % kPartAlignment != 0) return false;
+      offset += bytes_of(slots.back().dtype, slots.back().dims, Layout::plain);
+    }
+    if (offset != bytes_of(source.dtype, source.dims, Layout::plain)) return false;
+    offset = 0;
+    for (size_t i = 0; i < slots.size(); ++i) {
+      const size_t bytes = bytes_of(slots[i].dtype, slots[i].dims, Layout::plain);
+      add_alias_step(node, in, node.outputs[i], std::move(slots[i]), offset, wanted.value_or(source.memory));
+      offset += bytes;
+    }
+    return true;
+  }
+
+  void add_alias_step(const Node& node, const Value* in, const Value* out, Slot slot, size_t offset, Memory memory) {
     Step step;
     step.kind = Step::Kind::alias;
     step.node = &node;
-    slot.memory = wanted.value_or(source.memory);
-    step.inputs = {slot_in(in, Layout::plain, slot.memory)};
+    step.alias_offset = offset;
+    slot.memory = memory;
+    step.inputs = {slot_in(in, Layout::plain, memory)};
     slot.external = program_->slots[static_cast<size_t>(step.inputs[0])].external;
     step.outputs = {add_slot(std::move(slot))};
     main_slot_[out] = step.outputs[0];
     add_step(std::move(step));
-    return true;
   }
 
   void add_control_flow(const Node& node) {

@@ -80,7 +80,7 @@ void run_alias(Program& program, const Step& step) {
   RuntimeValue& out = *step.output_values[0];
   const RuntimeValue& in = *step.input_values[0];
   out.kind = RuntimeValue::Kind::tensor;
-  out.tensor.data = in.tensor.data;
+  out.tensor.data = static_cast<std::byte*>(in.tensor.data) + step.alias_offset;
   if (program.slots[static_cast<size_t>(step.outputs[0])].place != Place::arena) out.owner = in.owner;
 }
 

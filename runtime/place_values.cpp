@@ -13,7 +13,7 @@ using Place = Slot::Place;
 // Slots that share bytes, through views of known shape or because a step overwrites its input.
 class Buffers {
  public:
-  Buffers(const Program& program) : parent_(program.slots.size()), lives_(program.slots.size()) {
+  Buffers(const Program& program) : parent_(program.slots.size()), lives_(program.slots.size()), offsets_(program.slots.size()) {
     std::iota(parent_.begin(), parent_.end(), 0);
     for (auto& life : lives_) life = {-1, -1, false, true};
     int count = static_cast<int>(program.steps.size());
@@ -53,6 +53,7 @@ class Buffers {
     return slot;
   }
   Life& life(int slot) { return lives_[static_cast<size_t>(root(slot))]; }
+  size_t& offset(int slot) { return offsets_[static_cast<size_t>(slot)]; }  // bytes from the shared buffer's beginning
   void join(int from, int into) {
     from = root(from), into = root(into);
     if (from == into) return;
@@ -67,6 +68,7 @@ class Buffers {
  private:
   std::vector<int> parent_;
   std::vector<Life> lives_;
+  std::vector<size_t> offsets_;
 };
 
 bool same_bytes(const Slot& a, const Slot& b) {
@@ -87,8 +89,15 @@ void overwrite_input(Program& program, Buffers& buffers, int s, int wanted) {
     if (!dies || !same_bytes(program.slots[static_cast<size_t>(in)], program.slots[static_cast<size_t>(out)])) continue;
     // A kernel that isn't elementwise may read its other inputs after it has written.
     const auto shares = [&](int other) { return other >= 0 && buffers.root(other) == buffers.root(in); };
+    // An elementwise one meets them element by element, if they are the same bytes and no part of them.
+    const auto is_part = [&](int other) {
+      return shares(other) && (buffers.offset(other) != buffers.offset(in) ||
+                               !same_bytes(program.slots[static_cast<size_t>(other)], program.slots[static_cast<size_t>(in)]));
+    };
     if (wanted == i && std::count_if(step.inputs.begin(), step.inputs.end(), shares) > 1) continue;
+    if (std::any_of(step.inputs.begin(), step.inputs.end(), is_part)) continue;
     buffers.join(out, in);
+    buffers.offset(out) = buffers.offset(in);
     return;
   }
 }
@@ -104,7 +113,7 @@ size_t place_in_arena(Program& program, Buffers& buffers, Memory memory) {
     if (slot.memory != memory || slot.place != Place::pool || !life.planned || life.escapes || life.first < 0) continue;
     slot.place = Place::arena;
     placed.push_back(i);
-    size_t bytes = bytes_of(slot.dtype, slot.dims, slot.layout);
+    size_t bytes = buffers.offset(i) + bytes_of(slot.dtype, slot.dims, slot.layout);
     int& buffer = number[static_cast<size_t>(buffers.root(i))];
     if (buffer < 0) {
       buffer = static_cast<int>(lives.size());
@@ -115,7 +124,8 @@ size_t place_in_arena(Program& program, Buffers& buffers, Memory memory) {
   }
   const Placement placement = place_buffers(lives);
   for (int i : placed) {
-    program.slots[static_cast<size_t>(i)].offset = placement.offsets[static_cast<size_t>(number[static_cast<size_t>(buffers.root(i))])];
+    const int buffer = number[static_cast<size_t>(buffers.root(i))];
+    program.slots[static_cast<size_t>(i)].offset = placement.offsets[static_cast<size_t>(buffer)] + buffers.offset(i);
   }
   return placement.bytes;
 }
@@ -128,6 +138,8 @@ void place_values(Program& program, const std::vector<int>& overwrites) {
     if (step.kind == Step::Kind::alias) buffers.join(step.outputs[0], step.inputs[0]);
   }
   for (int s = 0; s < static_cast<int>(program.steps.size()); ++s) {
+    const Step& step = program.steps[static_cast<size_t>(s)];
+    if (step.kind == Step::Kind::alias) buffers.offset(step.outputs[0]) = buffers.offset(step.inputs[0]) + step.alias_offset;
     const int wanted = overwrites[static_cast<size_t>(s)];
     if (wanted != kOverwriteNone) overwrite_input(program, buffers, s, wanted);
   }

@@ -95,7 +95,8 @@ struct Step {
   Kind kind = Kind::kernel;
   const Node* node = nullptr;  // names it in errors and traces
   CompiledKernel kernel;
-  bool view = false;  // the output may share the input's bytes at run time
+  size_t alias_offset = 0;  // of an alias: bytes from the input's beginning to the output's
+  bool view = false;        // the output may share the input's bytes at run time
   bool reorders = false;
   bool on_device = false;            // its kernel puts work on the device's stream
   bool capturable = false;           // the same work at the same addresses every time

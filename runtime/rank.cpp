@@ -8,6 +8,7 @@
 
 #include "graph/errors.h"
 #include "graph/passes.h"
+#include "kernels/cpu/parallel.h"
 #include "runtime/weights.h"
 
 namespace fretsaw {
@@ -15,10 +16,14 @@ namespace {
 
 constexpr size_t receives_ahead = 2;  // micro-batches whose receives are kept in flight
 
+bool runs_a_graph(Action::Kind kind) {
+  return kind == Action::Kind::forward || kind == Action::Kind::reduce || kind == Action::Kind::step;
+}
+
 int pipeline_rank_of(const Plan& plan, int stage) {
   for (size_t r = 0; r < plan.schedule.ranks.size(); ++r) {
     for (const Action& action : plan.schedule.ranks[r]) {
-      if (action.kind == Action::Kind::forward && action.stage == stage) return static_cast<int>(r);
+      if (runs_a_graph(action.kind) && action.stage == stage) return static_cast<int>(r);
     }
   }
   throw Error("no rank of the plan runs stage " + std::to_string(stage), "partition the model again");
@@ -89,15 +94,24 @@ Rank::Rank(std::shared_ptr<const Plan> plan, const SessionOptions& options, int 
   actions_ = &plan_->schedule.ranks[static_cast<size_t>(pipeline)];
   for (const Action& action : *actions_) {
     bool known = std::any_of(stages_.begin(), stages_.end(), [&](const auto& s) { return s->number == action.stage; });
-    if (action.kind == Action::Kind::forward && !known) add_stage(action.stage, options);
+    if (runs_a_graph(action.kind) && !known) add_stage(action.stage, options);
   }
+  add_states();
   find_crossings();
   std::vector<std::shared_ptr<const Model>> models;
   for (const auto& stage : stages_) models.push_back(stage->model);
   weight_bytes_ = fretsaw::weight_bytes(models);
 }
 
-Rank::~Rank() = default;
+// What a failed step left under way goes to memory that is about to go.
+Rank::~Rank() {
+  for (Fetched& fetched : abandoned_) {
+    try {
+      fetched.end->wait();
+    } catch (const Error&) {  // the device does nothing any more
+    }
+  }
+}
 
 void Rank::leave_groups() {
   // What was captured calls communicators that are about to go, and keeps them from going.
@@ -121,7 +135,7 @@ void Rank::add_stage(int number, const SessionOptions& options) {
   std::map<std::string, int> own = {{"data", data_}, {"pipeline", pipeline_}, {"tensor", tensor_}};
   const PlanGraph* found = nullptr;
   for (const PlanGraph& graph : plan_->graphs) {
-    bool fits = graph.stage == number && graph.kind == "forward";
+    bool fits = graph.stage == number;
     for (const auto& [axis, index] : graph.coordinates) fits &= own[axis] == index;
     if (fits) found = &graph;
   }
@@ -215,34 +229,37 @@ void Rank::run_step(const StepInputs& step, Communicator& communicator) {
   forget_step();
   if (context_.device && context_.trace) align_clocks();
   if (context_.groups.empty()) join_groups(communicator);
-  if (!step.batches.parts[static_cast<size_t>(data_)].empty()) {
-    for (const Action& action : *actions_) {
-      running_stage_ = action.stage;
-      switch (action.kind) {
-        case Action::Kind::recv: {
-          Stage& target = stage(action.stage);
-          auto index = std::find_if(stages_.begin(), stages_.end(), [&](const auto& s) { return s.get() == &target; }) - stages_.begin();
-          MicroBatch& slot = target.micro_batches[static_cast<size_t>(action.micro_batch)];
-          if (!std::exchange(slot.posted, true)) posted_.emplace_back(static_cast<int>(index), action.micro_batch);
-          break;
-        }
-        case Action::Kind::forward:
-          do_forward(action, step, communicator);
-          break;
-        case Action::Kind::send:
-          do_send(action, communicator);
-          break;
-        case Action::Kind::free:
-          do_free(action);
-          break;
-        default:
-          throw Error("the schedule holds the action " + to_string(action) + ", which inference does not do", "partition the model again");
-      }
-    }
+  const bool has_samples = !step.batches.parts[static_cast<size_t>(data_)].empty();
+  if (!step.update) begin_states();
+  for (const Action& action : *actions_) {
+    running_stage_ = action.stage;
+    const bool once = action.kind == Action::Kind::reduce || action.kind == Action::Kind::step;
+    if (once && step.update == (action.kind == Action::Kind::step)) do_once(action, step, communicator);
+    if (!once && !step.update && has_samples) do_micro_batch(action, step, communicator);
   }
   running_stage_ = -1;
   finish_step();
   step_us_ = context_.now_us() - start_us;
+}
+
+void Rank::do_micro_batch(const Action& action, const StepInputs& step, Communicator& communicator) {
+  switch (action.kind) {
+    case Action::Kind::recv: {
+      Stage& target = stage(action.stage);
+      auto index = std::find_if(stages_.begin(), stages_.end(), [&](const auto& s) { return s.get() == &target; }) - stages_.begin();
+      MicroBatch& slot = target.micro_batches[static_cast<size_t>(action.micro_batch)];
+      if (!std::exchange(slot.posted, true)) posted_.emplace_back(static_cast<int>(index), action.micro_batch);
+      return;
+    }
+    case Action::Kind::forward:
+      return do_forward(action, step, communicator);
+    case Action::Kind::send:
+      return do_send(action, communicator);
+    case Action::Kind::free:
+      return do_free(action);
+    default:
+      throw Error("the schedule holds the action " + to_string(action) + ", which this build does not do", "partition the model again");
+  }
 }
 
 // One message: its header, then a buffer of its size, then the payload. True when it is there.
@@ -308,7 +325,7 @@ void Rank::gather_arguments(Stage& target, int micro_batch, const StepInputs& st
   MicroBatch& slot = target.micro_batches[static_cast<size_t>(micro_batch)];
   const auto& parts = step.batches.parts[static_cast<size_t>(data_)];
   for (size_t i = 0; i < target.plan_inputs.size(); ++i) {
-    target.arguments[i] = nullptr;
+    target.arguments[i] = target.state_inputs[i];
     int number = target.plan_inputs[i];
     if (number < 0 || !step.inputs[static_cast<size_t>(number)]) continue;
     const RuntimeValue& whole = *step.inputs[static_cast<size_t>(number)];
@@ -339,7 +356,8 @@ void Rank::do_forward(const Action& action, const StepInputs& step, Communicator
   const size_t runs_before = context_.device_runs.size();
   target.cache->run(target.arguments, target.micro_batches[static_cast<size_t>(action.micro_batch)].outputs, context_, 0);
   double took_us = context_.now_us() - start_us;
-  if (context_.device) fetch_outputs(target, action.micro_batch);
+  keep_states(target, target.micro_batches[static_cast<size_t>(action.micro_batch)]);
+  place_outputs(target, action.micro_batch, step);
   if (!context_.device) busy_us_ += took_us - (context_.communicating_us - communicating_us);
   if (!context_.trace) return;
   const TraceEvent event{context_.rank, to_string(action), "forward", start_us, took_us};
@@ -347,6 +365,36 @@ void Rank::do_forward(const Action& action, const StepInputs& step, Communicator
     context_.device_runs.back().event = event;
   else
     context_.events.push_back(event);
+}
+
+// Brings the plan's outputs to the host and to their places in the wholes, while a device goes on with the next micro-batch.
+void Rank::place_outputs(Stage& done, int micro_batch, const StepInputs& step) {
+  if (tensor_ != 0) return;  // all tensor ranks make the outputs; the first one's count
+  const BatchPart samples = step.batches.parts[static_cast<size_t>(data_)][static_cast<size_t>(micro_batch)];
+  for (size_t i = 0; i < output_places_.size(); ++i) {
+    const OutputPlace& place = output_places_[i];
+    if (place.stage < 0 || stages_[static_cast<size_t>(place.stage)].get() != &done) continue;
+    const RuntimeValue& value = done.micro_batches[static_cast<size_t>(micro_batch)].outputs[place.place];
+    if (value.kind != RuntimeValue::Kind::tensor) continue;
+    Fetched& fetched = fetched_[i][static_cast<size_t>(micro_batch)];
+    std::shared_ptr<void> in_whole = step.wholes ? step.wholes->place(i, samples, value.tensor) : nullptr;
+    const bool on_device = value.tensor.memory == Memory::device;
+    if (in_whole) {
+      fetched.value.kind = RuntimeValue::Kind::tensor;
+      fetched.value.tensor = value.tensor;
+      fetched.value.tensor.memory = Memory::host;
+      fetched.value.tensor.data = in_whole.get();
+      fetched.value.owner = std::move(in_whole);
+    } else if (on_device) {
+      make_pooled(*context_.pinned, fetched.value, value.tensor.dtype, value.tensor.dims, value.tensor.layout);
+    } else {
+      continue;
+    }
+    if (on_device)
+      fetch(fetched, value);
+    else
+      copy_in_parallel(fetched.value.tensor.data, value.tensor.data, value.tensor.bytes(), context_.threads);
+  }
 }
 
 void Rank::do_send(const Action& action, Communicator& communicator) {

@@ -14,6 +14,7 @@
 #include "runtime/device_mailbox.h"
 #include "runtime/program.h"
 #include "runtime/session.h"
+#include "runtime/whole_outputs.h"
 
 namespace fretsaw {
 
@@ -21,6 +22,8 @@ namespace fretsaw {
 struct StepInputs {
   std::vector<const RuntimeValue*> inputs;  // in the plan's order; null: the default
   StepBatches batches;
+  WholeOutputs* wholes = nullptr;  // where parts of the plan's outputs go; null: they stay apart
+  bool update = false;             // what is done once, after all micro-batches: the updates of parameters
 };
 
 class Rank {
@@ -44,6 +47,11 @@ class Rank {
   const RuntimeValue* output(size_t index, int micro_batch) const;
   void forget_step();   // lets go of the last step's values
   void leave_groups();  // their communicator is gone; the next step makes new ones
+
+  // What the rank keeps from step to step (PlanState), while no step runs. Read on the host; absent, and no effect, where it does not
+  // keep it.
+  RuntimeValue state(const std::string& name);
+  void set_state(const std::string& name, const RuntimeValue& value);
 
   RankReport report() const;
   const std::vector<CommunicationCount>& communication() const { return context_.communication; }
@@ -82,7 +90,8 @@ class Rank {
     int number = 0;
     std::shared_ptr<const Model> model;
     std::unique_ptr<ProgramCache> cache;
-    std::vector<int> plan_inputs;  // for each graph input: the plan's input, or -1
+    std::vector<int> plan_inputs;                            // for each graph input: the plan's input, or -1
+    std::vector<RuntimeValue*> state_inputs, state_outputs;  // for each graph input and output: what is kept, or null
     std::vector<Crossing> incoming, outgoing;
     std::vector<MicroBatch> micro_batches;
     std::vector<const RuntimeValue*> arguments;
@@ -91,9 +100,9 @@ class Rank {
     int stage = -1;  // index in stages_; -1: elsewhere
     size_t place = 0;
   };
-  // An output of one micro-batch on its way from the device to the host.
+  // An output of one micro-batch on its way from the device to the host, or to its place in the whole.
   struct Fetched {
-    RuntimeValue value;
+    RuntimeValue value;                // its owner keeps the memory, that of the whole too, until all is over
     std::shared_ptr<DeviceEvent> end;  // null: it is there
     std::shared_ptr<void> source;      // keeps the device's memory
   };
@@ -104,6 +113,11 @@ class Rank {
   void join_groups(Communicator& world);
   int wire_tag(const Route& route, int micro_batch) const { return route.tag * plan_->micro_batches + micro_batch; }
 
+  void add_states();
+  void begin_states();
+  void keep_states(Stage& stage, MicroBatch& slot);
+  void do_micro_batch(const Action& action, const StepInputs& step, Communicator& communicator);
+  void do_once(const Action& action, const StepInputs& step, Communicator& communicator);
   void do_forward(const Action& action, const StepInputs& step, Communicator& communicator);
   void do_send(const Action& action, Communicator& communicator);
   void do_free(const Action& action);
@@ -111,7 +125,8 @@ class Rank {
   std::shared_ptr<std::atomic<bool>> send_parcel(const RuntimeValue& value, int to, int tag);
   void let_go_of_parcels(bool wait);
   void align_clocks();  // of the device and the trace
-  void fetch_outputs(Stage& stage, int micro_batch);
+  void place_outputs(Stage& stage, int micro_batch, const StepInputs& step);
+  void fetch(Fetched& fetched, const RuntimeValue& value);
   void finish_on_device();
   void gather_arguments(Stage& stage, int micro_batch, const StepInputs& step);
   bool advance_receive(Stage& stage, MicroBatch& slot, size_t crossing, int micro_batch, Communicator& communicator, bool wait);
@@ -126,8 +141,10 @@ class Rank {
   int data_, pipeline_, tensor_;
   const std::vector<Action>* actions_ = nullptr;
   std::vector<std::unique_ptr<Stage>> stages_;
+  std::map<std::string, RuntimeValue> states_;
+  std::vector<RuntimeValue*> zeros_;  // those that start at zero in every step
   std::vector<OutputPlace> output_places_;
-  std::vector<std::vector<Fetched>> fetched_;                          // [output][micro-batch]; of the device's memory
+  std::vector<std::vector<Fetched>> fetched_;                          // [output][micro-batch]; those that do not stay where they are
   std::vector<Fetched> abandoned_;                                     // of a step that failed
   std::vector<std::pair<int, int>> posted_;                            // (index of stage, micro-batch) whose receives are wanted, in order
   std::vector<std::pair<RequestPtr, std::shared_ptr<void>>> sending_;  // with what keeps the buffer

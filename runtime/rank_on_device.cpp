@@ -29,18 +29,10 @@ void Rank::let_go_of_parcels(bool wait) {
   });
 }
 
-// Starts the copies of the plan's outputs to the host, while the device goes on with the next micro-batch.
-void Rank::fetch_outputs(Stage& done, int micro_batch) {
-  for (size_t i = 0; i < output_places_.size(); ++i) {
-    const OutputPlace& place = output_places_[i];
-    if (place.stage < 0 || stages_[static_cast<size_t>(place.stage)].get() != &done) continue;
-    const RuntimeValue& value = done.micro_batches[static_cast<size_t>(micro_batch)].outputs[place.place];
-    if (value.kind != RuntimeValue::Kind::tensor || value.tensor.memory != Memory::device) continue;
-    Fetched& fetched = fetched_[i][static_cast<size_t>(micro_batch)];
-    make_pooled(*context_.pinned, fetched.value, value.tensor.dtype, value.tensor.dims, value.tensor.layout);
-    fetched.end = context_.device->fetch(fetched.value.tensor.data, value.tensor.data, value.tensor.bytes());
-    fetched.source = value.owner;
-  }
+// Starts the copy of an output to the host.
+void Rank::fetch(Fetched& fetched, const RuntimeValue& value) {
+  fetched.end = context_.device->fetch(fetched.value.tensor.data, value.tensor.data, value.tensor.bytes());
+  fetched.source = value.owner;
 }
 
 void Rank::align_clocks() {

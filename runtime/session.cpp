@@ -43,7 +43,8 @@ struct Session::Impl {
   std::vector<std::unique_ptr<Communicator>> communicators;
   DeviceGroup group;  // of "cuda"
   std::vector<bool> has_default;
-  BufferPool merged{std::make_shared<AllocationCount>()};  // outputs put together from parts
+  std::unique_ptr<WholeOutputs> wholes;                    // outputs that the ranks write their parts of in place
+  BufferPool merged{std::make_shared<AllocationCount>()};  // outputs put together from parts afterwards
 
   std::mutex mutex;
   std::condition_variable changed;
@@ -69,6 +70,8 @@ struct Session::Impl {
       }
     }
     check_device_memory(group, ranks);
+    wholes = std::make_unique<WholeOutputs>(plan, group.devices.empty() ? nullptr : group.devices[0]);
+    step.wholes = wholes.get();
     communicators = make_thread_communicators(count);
     for (int r = 0; r < count; ++r) workers.emplace_back([this, r] { work(r); });
   }
@@ -150,6 +153,7 @@ struct Session::Impl {
       if (group.mailbox) group.mailbox->clear();
       communicators = make_thread_communicators(plan->mesh.size());
     }
+    if (!step.update) wholes->begin(step.batches);
     int64_t before = count_allocations();
     {
       std::unique_lock lock(mutex);
@@ -168,17 +172,19 @@ struct Session::Impl {
     allocations = count_allocations() - before;
     if (!failure) return;
     for (auto& rank : ranks) rank->forget_step();
+    wholes->forget();
     if (group.mailbox) group.mailbox->clear();  // its parcels' memory is their senders'
     std::rethrow_exception(std::exchange(failure, nullptr));
   }
 
   int64_t count_allocations() const {
-    int64_t count = 0;
+    int64_t count = wholes->allocations();
     for (const auto& rank : ranks) count += rank->allocations();
     return count;
   }
 
   RuntimeValue output(size_t index) {
+    if (RuntimeValue whole = wholes->take(index); whole.kind == RuntimeValue::Kind::tensor) return whole;
     std::vector<const RuntimeValue*> parts;
     std::vector<int64_t> samples;
     for (const auto& rank : ranks) {  // data ranks come in order; of tensor ranks the first speaks
@@ -224,11 +230,31 @@ Session::~Session() {
 std::vector<RuntimeValue> Session::run(const std::map<std::string, RuntimeValue>& inputs) {
   impl_->step.inputs = check_inputs(*impl_->plan, inputs, impl_->has_default);
   impl_->step.batches = divide_batch(*impl_->plan, impl_->step.inputs);
+  impl_->step.update = false;
   impl_->run_ranks();
   std::vector<RuntimeValue> outputs;
   for (size_t i = 0; i < impl_->plan->outputs.size(); ++i) outputs.push_back(impl_->output(i));
   for (auto& rank : impl_->ranks) rank->forget_step();
   return outputs;
+}
+
+void Session::update() {
+  impl_->step.update = true;
+  impl_->run_ranks();
+}
+
+std::vector<RuntimeValue> Session::states(const std::string& name) const {
+  std::vector<RuntimeValue> found;
+  for (const auto& rank : impl_->ranks) {
+    if (rank->data() != 0 || rank->tensor() != 0) continue;
+    RuntimeValue value = rank->state(name);
+    if (value.kind != RuntimeValue::Kind::absent) found.push_back(std::move(value));
+  }
+  return found;
+}
+
+void Session::set_state(const std::string& name, const RuntimeValue& value) {
+  for (auto& rank : impl_->ranks) rank->set_state(name, value);
 }
 
 std::vector<RankReport> Session::ranks() const {

@@ -22,7 +22,7 @@ struct SessionOptions {
   bool random_weights = false;  // fill missing weights by (weight_seed, source name, element)
   uint64_t weight_seed = 0;
   bool trace = false;
-  double stop_limit_s = 10;  // how long the other ranks may take to stop once one has failed
+  double stop_limit_s = 5;  // how long the other ranks may take to stop once one has failed
   // For tests: called on the rank's thread before each forward; what it throws is that rank's failure.
   std::function<void(int rank, int micro_batch)> before_forward;
 };
@@ -59,6 +59,11 @@ class Session {
   // Inputs by the source model's names, whole batches; an input with a default may be left out. Outputs in the source's order. Throws
   // Error naming the input that is missing or has the wrong type or rank, or rank, stage, node and cause of what failed.
   std::vector<RuntimeValue> run(const std::map<std::string, RuntimeValue>& inputs);
+  // Of a plan that trains, after `run`: every rank's update graphs.
+  void update();
+  // What the ranks of the first data and tensor ranks keep under a name (PlanState), on the host: one for each pipeline rank that does.
+  std::vector<RuntimeValue> states(const std::string& name) const;
+  void set_state(const std::string& name, const RuntimeValue& value);  // on every rank that keeps it
 
   std::vector<RankReport> ranks() const;
   std::vector<CommunicationCount> communication() const;  // of one micro-batch, as counted in the last step

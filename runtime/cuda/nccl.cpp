@@ -1,4 +1,4 @@
-// Collectives among GPUs by NCCL, one communicator for each group of ranks.
+// Collectives among GPUs by NCCL, one communicator for each group of ranks; what our own kernels do through peer memory is theirs.
 #include "runtime/cuda/nccl.h"
 
 #include <cuda_runtime.h>
@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "graph/errors.h"
+#include "runtime/cuda/peer_collectives.h"
 
 namespace fretsaw {
 namespace {
@@ -92,29 +93,37 @@ class NcclCommunicator : public DeviceCommunicator {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;  // so that nothing waits longer than we let it
     check(ncclCommInitRankConfig(&nccl_, group.size(), id, group.rank(), &config), "ncclCommInitRankConfig");
-    const std::shared_ptr<void> number(device_.allocate(sizeof(float)), [this](void* p) { device_.release(p); });
+    const std::shared_ptr<void> numbers(device_.allocate(2 * sizeof(float)), [this](void* p) { device_.release(p); });
     try {
       finish("connecting the GPUs");
-      try_out(number.get());
+      try_out(numbers.get());
+      peers_ = make_peer_collectives(group, device);
+      if (peers_) try_out(numbers.get());
     } catch (...) {
       abort();  // before the memory goes, which waits for kernels that wait for other ranks
       throw;
     }
   }
-  ~NcclCommunicator() override { abort(); }  // all work has ended: nothing is lost, and nothing waits for ranks that are gone
+  ~NcclCommunicator() override {
+    if (!aborted_.exchange(true) && nccl_)
+      ncclCommAbort(nccl_);  // all work has ended: nothing is lost, and nothing waits for ranks that are gone
+  }
 
   bool capturable() const override { return true; }
   // NCCL clears up after an abort on a thread of its own, once the graphs that hold its kernels are gone. It frees device memory then,
   // which may wait for kernels of new communicators that wait for ranks that wait for it.
   bool can_rejoin() const override { return false; }
   void all_reduce(const void* in, void* out, size_t bytes, DType dtype, Reduction reduction) override {
+    if (reduction == Reduction::sum && by_peers([&] { return peers_->sum(in, out, bytes, dtype); })) return;
     const auto [type, count] = elements(bytes, dtype);
     call("ncclAllReduce", [&] { return ncclAllReduce(in, out, count, type, operation_of(reduction), nccl_, stream()); });
   }
   void all_gather(const void* in, void* out, size_t bytes) override {
+    if (by_peers([&] { return peers_->all_gather(in, out, bytes); })) return;
     call("ncclAllGather", [&] { return ncclAllGather(in, out, bytes, ncclUint8, nccl_, stream()); });
   }
   void reduce_scatter(const void* in, void* out, size_t bytes, DType dtype, Reduction reduction) override {
+    if (reduction == Reduction::sum && by_peers([&] { return peers_->reduce_scatter(in, out, bytes, dtype); })) return;
     const auto [type, count] = elements(bytes, dtype);
     call("ncclReduceScatter", [&, type = type, count = count / ranks()] {
       return ncclReduceScatter(in, out, count, type, operation_of(reduction), nccl_, stream());
@@ -139,12 +148,14 @@ class NcclCommunicator : public DeviceCommunicator {
     call("ncclBroadcast", [&] { return ncclBroadcast(data, data, bytes, ncclUint8, root, nccl_, stream()); });
   }
   // The GPUs' kernels that wait for other ranks end. A call of the rank's own thread that is under way ends first, so that the communicator
-  // does not go from under it; one that does not end is what the abort is for.
+  // does not go from under it; one that does not end is what the abort is for. NCCL's own call may wait until the process's other
+  // communicators of the group are aborted too, whose turn comes after this one's: so it gets a thread to wait in.
   void abort() override {
     if (aborted_.exchange(true)) return;
+    if (peers_) peers_->abort();
     std::unique_lock lock(mutex_, std::defer_lock);
     (void)lock.try_lock_for(longest_call);
-    if (nccl_) ncclCommAbort(nccl_);
+    if (nccl_) std::thread(ncclCommAbort, nccl_).detach();
   }
 
  private:
@@ -159,6 +170,13 @@ class NcclCommunicator : public DeviceCommunicator {
     return {type, bytes / bytes_of(dtype, 1)};
   }
 
+  // Whether our own kernels do it.
+  template <typename Call>
+  bool by_peers(const Call& put_on_stream) {
+    if (!peers_) return false;
+    if (aborted_ || group_.aborted()) throw Error("the ranks were stopped", "", ErrorCode::device);
+    return put_on_stream();
+  }
   // Calls NCCL while the communicator is there. A call of a communicator that does not block may still be under way afterwards.
   template <typename Call>
   ncclResult_t guarded(const Call& call) {
@@ -185,10 +203,10 @@ class NcclCommunicator : public DeviceCommunicator {
   }
 
   // A tiny all-reduce: a broken set-up shows before the model is loaded, and the connections exist before anything is captured.
-  void try_out(void* number) {
-    const float one = 1;
-    device_.upload(number, &one, sizeof one);
-    all_reduce(number, number, sizeof one, DType::float32, Reduction::sum);
+  void try_out(void* numbers) {
+    const float ones[2] = {1, 1};
+    device_.upload(numbers, ones, sizeof ones);
+    all_reduce(numbers, numbers, sizeof ones, DType::float32, Reduction::sum);
     const auto done = device_.record();
     const auto end = std::chrono::steady_clock::now() + connection_time;
     while (!done->done()) {
@@ -197,14 +215,16 @@ class NcclCommunicator : public DeviceCommunicator {
         throw Error("a first exchange between the GPUs did not end within 60 s", hint, ErrorCode::device);
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
-    float sum = 0;
-    device_.download(&sum, number, sizeof sum);
-    if (sum != static_cast<float>(ranks())) throw Error("a first exchange between the GPUs gave a wrong sum", hint, ErrorCode::device);
+    float sums[2] = {};
+    device_.download(sums, numbers, sizeof sums);
+    if (sums[0] != static_cast<float>(ranks()) || sums[1] != sums[0])
+      throw Error("a first exchange between the GPUs gave a wrong sum", hint, ErrorCode::device);
   }
 
   Communicator& group_;
   Device& device_;
   ncclComm_t nccl_ = nullptr;
+  std::unique_ptr<PeerCollectives> peers_;  // null: NCCL does all
   std::atomic<bool> aborted_{false};
   std::timed_mutex mutex_;  // held during calls of NCCL
 };

@@ -1,0 +1,27 @@
+// From a model, a loss and an optimizer to a plan that trains.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "graph/training/loss.h"
+#include "graph/training/optimizer.h"
+#include "graph/training/training_plan.h"
+#include "partitioner/partition.h"
+
+namespace fretsaw {
+
+struct TrainingOptions {
+  LossSpec loss;
+  OptimizerSpec optimizer;
+  // Patterns of parameter names (name_pattern.h): only what `train` matches, where there is one, and nothing that `freeze` does.
+  std::vector<std::string> train, freeze;
+};
+
+// Forward, backward and update graphs. Trained are the float initializers of the source that the loss depends on, as the options choose
+// among them. BatchNormalization becomes its training form, with its running statistics as states.
+//
+// Throws Error naming the node or value that stands in the way: an operator without a gradient, a loss that does not fit the output, no
+// parameter left to train.
+TrainingPlan partition_for_training(Model model, const PartitionOptions& options, const TrainingOptions& training);
+
+}  // namespace fretsaw

@@ -1,0 +1,125 @@
+// Training steps of a plan.
+#include "runtime/training/trainer.h"
+
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "graph/errors.h"
+#include "graph/training/optimizer.h"
+
+namespace fretsaw {
+namespace {
+
+template <typename T>
+RuntimeValue scalar(DType dtype, T number) {
+  RuntimeValue value = make_value(dtype, {});
+  *value.tensor.as<T>() = number;
+  return value;
+}
+
+double number_in(const RuntimeValue& value) {
+  switch (value.tensor.dtype) {
+    case DType::float32:
+      return static_cast<double>(*value.tensor.as<float>());
+    case DType::float64:
+      return *value.tensor.as<double>();
+    case DType::int64:
+      return static_cast<double>(*value.tensor.as<int64_t>());
+    default:
+      throw Error("a scalar of type " + std::string(name_of(value.tensor.dtype)) + " came out of a training step",
+                  "report this as a fault");
+  }
+}
+
+const RuntimeValue& output_named(const Plan& plan, const std::vector<RuntimeValue>& outputs, const std::string& name) {
+  for (size_t i = 0; i < plan.outputs.size(); ++i)
+    if (plan.outputs[i].name == name) return outputs[i];
+  throw Error("the training plan has no output '" + name + "'", "partition the model again");
+}
+
+TensorPtr tensor_of(const RuntimeValue& value) {
+  auto tensor = make_tensor(value.tensor.dtype, value.tensor.dims);
+  std::memcpy(mutable_data(*tensor), value.tensor.data, value.tensor.bytes());
+  return tensor;
+}
+
+// Nodes that behave in another way while a model is trained.
+void to_inference(Graph& graph) {
+  for (Node* node : graph.nodes) {
+    if (node->is("BatchNormalization")) {
+      node->remove("training_mode");
+      node->outputs.resize(1);
+    }
+    if (node->is("Dropout") && node->inputs.size() > 2) node->inputs.resize(2);  // without training_mode
+    for (const GraphPtr& body : bodies(*node)) to_inference(*body);
+  }
+}
+
+}  // namespace
+
+Trainer::Trainer(TrainingPlan plan, const TrainerOptions& options)
+    : plan_(std::move(plan)), options_(options), session_(std::make_unique<Session>(plan_.plan, options.session)) {}
+
+StepResult Trainer::step(const Batch& batch, double learning_rate) {
+  const std::vector<RuntimeValue> outputs = session_->run(batch);
+  StepResult result;
+  result.count = static_cast<int64_t>(number_in(output_named(*plan_.plan, outputs, plan_.loss_count)));
+  divisor_ = loss_divisor(options_.loss, result.count);
+  result.loss = number_in(output_named(*plan_.plan, outputs, plan_.loss_sum)) / divisor_;
+  const double squares = squared_sum();
+  result.gradient_norm = std::sqrt(squares) / divisor_;
+  if (!std::isfinite(result.loss) || !std::isfinite(squares)) {
+    result.skipped = true;
+    return result;
+  }
+  session_->set_state(kLearningRate, scalar(DType::float32, static_cast<float>(learning_rate)));
+  session_->set_state(kStep, scalar(DType::int64, ++updates_));
+  session_->set_state(kScale, scalar(DType::float32, static_cast<float>(gradient_scale(squares, divisor_, options_.clip))));
+  session_->update();
+  return result;
+}
+
+// Every parameter lies on one pipeline rank, and on all data ranks the same.
+double Trainer::squared_sum() const {
+  double sum = 0;
+  for (const RuntimeValue& value : session_->states(kSquaredSum)) sum += number_in(value);
+  return sum;
+}
+
+RuntimeValue Trainer::parameter(const std::string& name) const {
+  std::vector<RuntimeValue> found = session_->states(name);
+  if (found.empty()) throw Error("no rank trains '" + name + "'", "see the names of the model's initializers");
+  return std::move(found.front());
+}
+
+RuntimeValue Trainer::gradient(const std::string& parameter) const {
+  std::vector<RuntimeValue> found = session_->states(gradient_of(parameter));
+  if (found.empty()) throw Error("no rank trains '" + parameter + "'", "see the names of the model's initializers");
+  const TensorView& sum = found.front().tensor;
+  RuntimeValue mean = make_value(sum.dtype, sum.dims);
+  const auto divide = [&]<typename T>(T) {
+    for (int64_t i = 0; i < sum.count(); ++i) mean.tensor.as<T>()[i] = static_cast<T>(static_cast<double>(sum.as<T>()[i]) / divisor_);
+  };
+  if (sum.dtype == DType::float32)
+    divide(float{});
+  else if (sum.dtype == DType::float64)
+    divide(double{});
+  else
+    throw Error("gradients of type " + std::string(name_of(sum.dtype)) + " can't be given out", "train in float32");
+  return mean;
+}
+
+Model trained_model(const Model& source, const Trainer& trainer) {
+  Model model = clone(source);
+  for (const auto* names : {&trainer.plan().parameters, &trainer.plan().statistics}) {
+    for (const std::string& name : *names) {
+      for (Value& value : model.graph->all_values())
+        if (value.constant && value.name == name) value.constant = tensor_of(trainer.parameter(name));
+    }
+  }
+  to_inference(*model.graph);
+  return model;
+}
+
+}  // namespace fretsaw

@@ -1,0 +1,127 @@
+// Collectives among two or more GPUs against what they mean, of sizes that our own kernels take and that NCCL takes.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "kernels/cpu/convert.h"
+#include "kernels/cuda/devices.h"
+#include "runtime/cuda/nccl.h"
+
+namespace fretsaw {
+namespace {
+
+constexpr int kMostRanks = 4;
+constexpr int64_t kMostElements = 600000;
+
+enum class Op { all_reduce, reduce_scatter, all_gather };
+
+struct Case {
+  Op op;
+  DType dtype;
+  int64_t count;  // of the rank's input
+  bool in_place;
+};
+
+// Whole numbers, so that sums are exact in every type and order.
+double element(int rank, int64_t i, int round) {
+  return static_cast<double>((i * 7 + rank * 13 + round * 5) % 17 - 8);
+}
+
+class RankOfTest {
+ public:
+  RankOfTest(Communicator& group, int index) : group_(group), device_(open_cuda_device(index)) {
+    device_->use();
+    collectives_ = make_nccl_communicator(group, *device_);
+    for (auto& block : blocks_) block = {device_->allocate(kMostElements * 8 * kMostRanks), [this](void* p) { device_->release(p); }};
+  }
+  // Once as it is, then captured and replayed with other numbers.
+  void check(const Case& c, int round) {
+    put(c, round);
+    call(c);
+    expect(c, round);
+    device_->begin_capture();
+    call(c);
+    const auto captured = device_->end_capture();
+    for (int again = 1; again < 4; ++again) {
+      put(c, round + again);
+      device_->launch(*captured);
+      expect(c, round + again);
+    }
+  }
+
+ private:
+  void* out(const Case& c) const { return blocks_[c.in_place ? 0 : 1].get(); }
+  // In place, the input of an all-gather is the rank's place in its output.
+  void* in(const Case& c) const {
+    const bool has_place = c.in_place && c.op == Op::all_gather;
+    return static_cast<std::byte*>(blocks_[0].get()) + (has_place ? static_cast<size_t>(group_.rank()) * bytes_of(c.dtype, c.count) : 0);
+  }
+  int64_t out_count(const Case& c) const {
+    return c.op == Op::all_gather ? c.count * group_.size() : c.op == Op::reduce_scatter ? c.count / group_.size() : c.count;
+  }
+  double wanted(const Case& c, int64_t i, int round) const {
+    if (c.op == Op::all_gather) return element(static_cast<int>(i / c.count), i % c.count, round);
+    const int64_t at = c.op == Op::reduce_scatter ? group_.rank() * out_count(c) + i : i;
+    double sum = 0;
+    for (int r = 0; r < group_.size(); ++r) sum += element(r, at, round);
+    return sum;
+  }
+  void call(const Case& c) {
+    const size_t bytes = bytes_of(c.dtype, c.count);
+    if (c.op == Op::all_reduce) return collectives_->all_reduce(in(c), out(c), bytes, c.dtype, Reduction::sum);
+    if (c.op == Op::reduce_scatter) return collectives_->reduce_scatter(in(c), out(c), bytes, c.dtype, Reduction::sum);
+    collectives_->all_gather(in(c), out(c), bytes);
+  }
+  void put(const Case& c, int round) {
+    std::vector<double> values;
+    for (int64_t i = 0; i < c.count; ++i) values.push_back(element(group_.rank(), i, round));
+    std::vector<std::byte> bytes(bytes_of(c.dtype, c.count));
+    store_from<double>(c.dtype, bytes.data(), 0, c.count, values.data());
+    device_->upload(in(c), bytes.data(), bytes.size());
+  }
+  void expect(const Case& c, int round) {
+    const int64_t count = out_count(c);
+    std::vector<std::byte> bytes(bytes_of(c.dtype, count));
+    device_->download(bytes.data(), out(c), bytes.size());
+    std::vector<double> got(static_cast<size_t>(count));
+    load_as<double>(c.dtype, bytes.data(), 0, count, got.data());
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < count; ++i) wrong += got[static_cast<size_t>(i)] != wanted(c, i, round);
+    EXPECT_EQ(wrong, 0) << "of " << count << " " << name_of(c.dtype) << ", operation " << static_cast<int>(c.op) << ", rank "
+                        << group_.rank() << ", round " << round;
+  }
+
+  Communicator& group_;
+  std::shared_ptr<Device> device_;
+  std::unique_ptr<DeviceCommunicator> collectives_;
+  std::shared_ptr<void> blocks_[2];
+};
+
+TEST(NcclOnDevices, AllSizes) {
+  const int ranks = std::min<int>(kMostRanks, static_cast<int>(cuda_devices().size()));
+  if (ranks < 2 || !built_with_nccl()) GTEST_SKIP() << "needs two GPUs and NCCL";
+  auto groups = make_thread_communicators(ranks);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < ranks; ++r) {
+    threads.emplace_back([&group = *groups[static_cast<size_t>(r)], r, ranks] {
+      RankOfTest rank(group, r);
+      int round = 0;
+      for (DType dtype : {DType::float32, DType::float16, DType::bfloat16, DType::float64, DType::int32}) {
+        for (int64_t count : {1, 2, 4, 100, 2052, 4096, 4098, 32768, 65536, 131072, 150000, 600000}) {
+          rank.check({Op::all_reduce, dtype, count, false}, round += 10);
+          rank.check({Op::all_reduce, dtype, count, true}, round += 10);
+          rank.check({Op::reduce_scatter, dtype, (count + ranks - 1) / ranks * ranks, false}, round += 10);
+          rank.check({Op::all_gather, dtype, count, false}, round += 10);
+          rank.check({Op::all_gather, dtype, count, true}, round += 10);
+        }
+      }
+      group.barrier();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+}  // namespace fretsaw

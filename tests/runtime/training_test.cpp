@@ -1,0 +1,166 @@
+// Training steps against gradients by hand, and the same steps on several ranks and in micro-batches.
+#include "partitioner/training.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "graph/errors.h"
+#include "runtime/training/trainer.h"
+#include "tests/runtime/plans.h"
+
+namespace fretsaw {
+namespace {
+
+using namespace testing_plans;
+
+constexpr int64_t kIn = 6, kHidden = 8, kClasses = 4, kBatch = 8;
+constexpr int kSteps = 5;
+
+std::vector<double> wide(const std::vector<float>& values) {
+  return {values.begin(), values.end()};
+}
+
+// logits = tanh(x w1 + b1) w2
+Model make_mlp() {
+  Model model = *new_model();
+  Graph& g = *model.graph;
+  Value* x = add_input(model, "x", DType::float32, {Dim("batch"), Dim(kIn)});
+  Value* w1 = g.add_constant("w1", floats({kIn, kHidden}, noise(kIn * kHidden, 1)));
+  Value* b1 = g.add_constant("b1", floats({kHidden}, noise(kHidden, 2)));
+  Value* w2 = g.add_constant("w2", floats({kHidden, kClasses}, noise(kHidden * kClasses, 3)));
+  Value* sum = add_node(g, "Add", {add_node(g, "MatMul", {x, w1}, "product"), b1}, "sum");
+  Value* hidden = add_node(g, "Tanh", {sum}, "hidden");
+  g.outputs = {add_node(g, "MatMul", {hidden, w2}, "logits")};
+  int number = 0;
+  for (Node* node : g.nodes) node->name = "node" + std::to_string(number++);
+  return model;
+}
+
+Batch batch_of(int step) {
+  std::vector<int64_t> classes;
+  for (int64_t i = 0; i < kBatch; ++i) classes.push_back((i * 3 + step) % kClasses);
+  Batch batch;
+  batch["x"] = float_value({kBatch, kIn}, noise(kBatch * kIn, 100 + static_cast<unsigned>(step)));
+  batch["target"] = int_value({kBatch}, classes);
+  return batch;
+}
+
+// The same network in double precision, by SGD with momentum and weight decay as PyTorch has it.
+class ByHand {
+ public:
+  double step(const Batch& batch, double lr, double momentum, double decay) {
+    const std::vector<double> x = wide(elements<float>(batch.at("x")));
+    const std::vector<int64_t> target = elements<int64_t>(batch.at("target"));
+    std::vector<double> g1(w1.size()), gb(b1.size()), g2(w2.size());
+    double loss = 0;
+    for (int64_t n = 0; n < kBatch; ++n) {
+      double h[kHidden], p[kClasses], total = 0, back[kHidden] = {};
+      for (int64_t j = 0; j < kHidden; ++j) {
+        double sum = b1[j];
+        for (int64_t i = 0; i < kIn; ++i) sum += x[n * kIn + i] * w1[i * kHidden + j];
+        h[j] = std::tanh(sum);
+      }
+      for (int64_t k = 0; k < kClasses; ++k) {
+        p[k] = 0;
+        for (int64_t j = 0; j < kHidden; ++j) p[k] += h[j] * w2[j * kClasses + k];
+        total += p[k] = std::exp(p[k]);
+      }
+      loss -= std::log(p[target[n]] / total) / kBatch;
+      for (int64_t k = 0; k < kClasses; ++k) {
+        const double g = (p[k] / total - (k == target[n])) / kBatch;
+        for (int64_t j = 0; j < kHidden; ++j) g2[j * kClasses + k] += g * h[j], back[j] += g * w2[j * kClasses + k];
+      }
+      for (int64_t j = 0; j < kHidden; ++j) {
+        const double g = back[j] * (1 - h[j] * h[j]);
+        gb[j] += g;
+        for (int64_t i = 0; i < kIn; ++i) g1[i * kHidden + j] += g * x[n * kIn + i];
+      }
+    }
+    move(w1, m1, g1, lr, momentum, decay), move(b1, mb, gb, lr, momentum, decay), move(w2, m2, g2, lr, momentum, decay);
+    return loss;
+  }
+  std::vector<double> w1 = wide(noise(kIn * kHidden, 1)), b1 = wide(noise(kHidden, 2)), w2 = wide(noise(kHidden * kClasses, 3));
+
+ private:
+  static void move(std::vector<double>& w, std::vector<double>& m, const std::vector<double>& g, double lr, double momentum, double decay) {
+    m.resize(w.size());
+    for (size_t i = 0; i < w.size(); ++i) m[i] = momentum * m[i] + g[i] + decay * w[i], w[i] -= lr * m[i];
+  }
+  std::vector<double> m1, mb, m2;
+};
+
+struct Case {
+  std::string name;
+  int data = 1, pipeline = 1, micro_batches = 1;
+  std::string schedule = "gpipe";
+};
+class TrainingTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(TrainingTest, EqualsTheStepsByHand) {
+  PartitionOptions options;
+  options.mesh.data = GetParam().data, options.mesh.pipeline = GetParam().pipeline;
+  options.micro_batches = GetParam().micro_batches, options.schedule = GetParam().schedule;
+  if (GetParam().pipeline == 2) options.cuts = {{"hidden"}};
+  TrainingOptions training;
+  training.optimizer = parse_optimizer("sgd:lr=0.1,momentum=0.9,weight_decay=0.01");
+  TrainerOptions with;
+  with.session.threads = 1;
+  Trainer trainer(partition_for_training(make_mlp(), options, training), with);
+  ByHand by_hand;
+  for (int s = 0; s < kSteps; ++s) {
+    const Batch batch = batch_of(s);
+    const StepResult result = trainer.step(batch, 0.1);
+    EXPECT_NEAR(result.loss, by_hand.step(batch, 0.1, 0.9, 0.01), 1e-5) << s;
+    EXPECT_EQ(result.count, kBatch);
+    EXPECT_FALSE(result.skipped);
+  }
+  const auto expect_near = [&](const std::string& name, const std::vector<double>& wanted) {
+    const std::vector<float> got = elements<float>(trainer.parameter(name));
+    ASSERT_EQ(got.size(), wanted.size());
+    for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(static_cast<double>(got[i]), wanted[i], 1e-5) << name << " " << i;
+  };
+  expect_near("w1", by_hand.w1), expect_near("b1", by_hand.b1), expect_near("w2", by_hand.w2);
+}
+
+INSTANTIATE_TEST_SUITE_P(Meshes, TrainingTest,
+                         ::testing::Values(Case{"one"}, Case{"in_parts", 1, 1, 4}, Case{"uneven_parts", 1, 1, 3}, Case{"data", 2},
+                                           Case{"uneven_data", 3}, Case{"pipeline", 1, 2, 1}, Case{"pipeline_in_parts", 1, 2, 4},
+                                           Case{"pipeline_1f1b", 1, 2, 4, "1f1b"}, Case{"both", 2, 2, 2, "1f1b"}),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(Training, ANumberThatIsNotFiniteSkipsTheStep) {
+  Trainer trainer(partition_for_training(make_mlp(), {}, {}), {});
+  Batch bad = batch_of(0);
+  bad.at("x").tensor.as<float>()[3] = INFINITY;
+  bad.at("x").tensor.as<float>()[4] = NAN;
+  const std::vector<float> before = elements<float>(trainer.parameter("w1"));
+  EXPECT_TRUE(trainer.step(bad, 0.1).skipped);
+  EXPECT_EQ(elements<float>(trainer.parameter("w1")), before);
+  EXPECT_FALSE(trainer.step(batch_of(0), 0.1).skipped);
+  EXPECT_EQ(trainer.updates(), 1);
+  EXPECT_NE(elements<float>(trainer.parameter("w1")), before);
+}
+
+TEST(Training, FrozenParametersStay) {
+  TrainingOptions training;
+  training.freeze = {"w1", "b*"};
+  const TrainingPlan plan = partition_for_training(make_mlp(), {}, training);
+  EXPECT_EQ(plan.parameters, std::vector<std::string>{"w2"});
+  training.freeze = {"*"};
+  EXPECT_THROW(partition_for_training(make_mlp(), {}, training), Error);
+}
+
+TEST(Training, TheTrainedModelHasTheNewValues) {
+  const Model source = make_mlp();
+  Trainer trainer(partition_for_training(clone(source), {}, {}), {});
+  trainer.step(batch_of(0), 0.1);
+  const Model trained = trained_model(source, trainer);
+  for (const Value* v : trained.graph->initializers()) {
+    const auto got = v->constant->as<float>();
+    EXPECT_EQ(std::vector<float>(got.begin(), got.end()), elements<float>(trainer.parameter(v->name))) << v->name;
+  }
+}
+
+}  // namespace
+}  // namespace fretsaw
