@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
+#include <set>
 #include <string_view>
 
 #include "graph/errors.h"
@@ -13,14 +15,15 @@ namespace {
 // The actions around a rank's runs, in their order.
 class ListWriter {
  public:
-  ListWriter(const ScheduleProblem& problem, int rank, std::vector<StageRun> runs) : p_(problem), rank_(rank), runs_(std::move(runs)) {}
+  ListWriter(const ScheduleProblem& problem, int rank, std::vector<StageRun> runs, int far_ahead)
+      : p_(problem), rank_(rank), far_ahead_(far_ahead), runs_(std::move(runs)), posted_(runs_.size()) {}
 
   std::vector<Action> actions() {
     release_.resize(runs_.size());
     for (size_t i = 0; i < runs_.size(); ++i) release_[last_use(i)].push_back(runs_[i]);
-    if (!runs_.empty()) receives(runs_[0]);
+    receives(0);
     for (size_t i = 0; i < runs_.size(); ++i) {
-      if (i + 1 < runs_.size()) receives(runs_[i + 1]);
+      receives(i + 1);
       add(Action::Kind::forward, runs_[i]);
       // What is dropped here was sent a run ago; its buffers are free before this run's are handed over.
       for (const StageRun& r : release_[i])
@@ -59,23 +62,32 @@ class ListWriter {
     }
     return last;
   }
-  void receives(const StageRun& run) {
-    for (int from : p_.needs[static_cast<size_t>(run.stage)])
-      if (rank_of(from) != rank_) list_.push_back({Action::Kind::recv, run.stage, run.micro_batch, from});
+  // Of run `next`, and of later ones what comes from far.
+  void receives(size_t next) {
+    const auto end = std::min(runs_.size(), next + 1 + static_cast<size_t>(far_ahead_) * static_cast<size_t>(ranks_of(p_)));
+    for (size_t k = next; k < end; ++k) {
+      for (int from : p_.needs[static_cast<size_t>(runs_[k].stage)]) {
+        const int distance = std::abs(rank_of(from) - rank_);
+        const bool due = k == next || (distance > 1 && k - next <= static_cast<size_t>(far_ahead_ * distance));
+        if (distance > 0 && due && posted_[k].insert(from).second)
+          list_.push_back({Action::Kind::recv, runs_[k].stage, runs_[k].micro_batch, from});
+      }
+    }
   }
   void add(Action::Kind kind, const StageRun& run) { list_.push_back({kind, run.stage, run.micro_batch, -1}); }
 
   const ScheduleProblem& p_;
-  int rank_;
+  int rank_, far_ahead_;
   std::vector<StageRun> runs_;
+  std::vector<std::set<int>> posted_;           // of each run: the stages whose values it is ready for
   std::vector<std::vector<StageRun>> release_;  // after each run: what is dropped then
   std::vector<Action> list_;
 };
 
 }  // namespace
 
-std::vector<Action> actions_around(const ScheduleProblem& problem, int rank, std::vector<StageRun> runs) {
-  return ListWriter(problem, rank, std::move(runs)).actions();
+std::vector<Action> actions_around(const ScheduleProblem& problem, int rank, std::vector<StageRun> runs, int far_ahead) {
+  return ListWriter(problem, rank, std::move(runs), far_ahead).actions();
 }
 
 int ranks_of(const ScheduleProblem& problem) {

@@ -17,8 +17,9 @@ struct StageRun {
   int stage = 0, micro_batch = 0;
 };
 // A rank's list from the order of its runs: receives are posted a run ahead, results are sent when they are made, and a micro-batch is
-// freed after its last use. A run comes after those of its own rank that it needs.
-std::vector<Action> actions_around(const ScheduleProblem& problem, int rank, std::vector<StageRun> runs);
+// freed after its last use. A run comes after those of its own rank that it needs. Receives from ranks that are no neighbours are posted
+// `far_ahead` runs earlier for each rank of the distance: where ranks are not all in the same phase, the sender may be far ahead.
+std::vector<Action> actions_around(const ScheduleProblem& problem, int rank, std::vector<StageRun> runs, int far_ahead = 0);
 int ranks_of(const ScheduleProblem& problem);
 
 // By name. Throws Error for a name that there is not, or one that needs a backward pass.

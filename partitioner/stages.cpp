@@ -330,7 +330,7 @@ void estimate_stages(Plan& plan, const Target& target) {
     };
     const GraphPtr graph = ones_suffice(*g.model->graph, sizes) ? g.model->graph : with_sizes(*g.model, sizes).graph;
     for (const Node* node : graph->nodes) {
-      if (node->domain == kCommunicationDomain) {
+      if (communicates(*node)) {
         e.time_us += collective_us(*node, static_cast<int>(node->get_int("group_size", plan.mesh.tensor)), target);
         continue;
       }

@@ -15,6 +15,7 @@ struct TrainingOptions {
   OptimizerSpec optimizer;
   // Patterns of parameter names (name_pattern.h): only what `train` matches, where there is one, and nothing that `freeze` does.
   std::vector<std::string> train, freeze;
+  bool sync_batch_norm = false;  // BatchNormalization by the statistics of all data ranks' samples of a micro-batch
 };
 
 // Forward, backward and update graphs. Trained are the float initializers of the source that the loss depends on, as the options choose

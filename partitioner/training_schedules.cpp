@@ -61,7 +61,9 @@ Schedule make_training_schedule(const std::string& name, const TrainingProblem& 
   schedule.name = name;
   for (int r = 0; r < ranks_of(problem.problem); ++r) {
     RankOrder order(problem, r);
-    schedule.ranks.push_back(actions_around(problem.problem, r, name == "gpipe" ? order.gpipe() : order.one_forward_one_backward()));
+    const bool in_turns = name == "1f1b";
+    schedule.ranks.push_back(
+        actions_around(problem.problem, r, in_turns ? order.one_forward_one_backward() : order.gpipe(), /*far_ahead=*/in_turns ? 2 : 0));
   }
   return schedule;
 }

@@ -137,7 +137,7 @@ bool evaluate_node(const Node& node, const std::vector<TensorPtr>& inputs, int t
   const KernelRecord* record = cpu_kernels().find(node.op, node.domain);
   if (!record || !record->make || record->host_random || is_control_flow(node)) return false;
   const OperatorRecord* known = find_operator(node.op, node.domain);
-  if ((known && known->random) || node.domain == kCommunicationDomain) return false;
+  if ((known && known->random) || communicates(node)) return false;
   for (const Value* v : node.outputs) {
     if (v && v->type.kind != Type::Kind::tensor && v->type.kind != Type::Kind::unknown) return false;
   }

@@ -29,7 +29,7 @@ struct Settings {
   int64_t batch = 0, steps = 0, epochs = 0, sequence = 0;
   double clip = 0;
   uint64_t seed = 0;
-  bool json = false;
+  bool json = false, sync_batch_norm = false;
 };
 
 struct Run {
@@ -46,6 +46,7 @@ TrainingPlan make_plan(const Model& model, const Settings& settings) {
   TrainingOptions training;
   training.loss = parse_loss(settings.loss);
   training.optimizer = parse_optimizer(settings.optimizer);
+  training.sync_batch_norm = settings.sync_batch_norm;
   if (!settings.train.empty()) training.train = split_patterns(settings.train);
   if (!settings.freeze.empty()) training.freeze = split_patterns(settings.freeze);
   try {
@@ -90,7 +91,7 @@ class Log {
   }
   void write(const Json& line) {
     if (!file_) return;
-    const std::string text = dump(line) + "\n";
+    const std::string text = line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
     std::fwrite(text.data(), 1, text.size(), file_.get());
     std::fflush(file_.get());
   }
@@ -199,6 +200,7 @@ void add_train(CLI::App& app, Outcome&) {
   command->add_option("--save-gradients", settings->save_gradients, "DIR: the first step's gradients, K.pb with the parameter's name");
   command->add_option("--export", settings->export_path, "FILE.onnx: the trained model, for inference");
   command->add_option("--log", settings->log, "FILE.jsonl: a line for each step");
+  command->add_flag("--sync-batch-norm", settings->sync_batch_norm, "BatchNormalization by the statistics of all data ranks");
   command->add_flag("--json", settings->json, "Print one JSON object");
   command->callback([settings] { run_command(*settings); });
 }

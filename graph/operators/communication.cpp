@@ -1,5 +1,6 @@
 // The communication operators of the domain ai.fretsaw. Send and Recv pass a tensor on; collectives over one mesh axis may work on parts
 // that another axis cuts, along the dimensions that they leave alone.
+#include "graph/gradients.h"
 #include "graph/operators/rule_builder.h"
 
 namespace fretsaw {
@@ -20,14 +21,21 @@ FactorRule other_axes_pass(const Node& node) {
   return rule.done();
 }
 
+// Every rank's loss depends on every rank's part of a sum: the gradients are added up as the parts were.
+std::vector<Value*> all_reduce_gradient(GradientContext& c) {
+  if (c.node().get_string("reduction", "sum") != "sum") c.refuse("is differentiated where it sums only");
+  return {c.add_own("AllReduce", {c.of_output()}, c.attributes({"axis", "group_size", "reduction"}))};
+}
+
 }  // namespace
 
 std::vector<OperatorRecord> communication_operators() {
   std::vector<OperatorRecord> records;
   for (const char* name : {"Send", "Recv"})
     records.push_back({.name = name, .domain = "ai.fretsaw", .since = 1, .role = Role::movement, .factors = elementwise_factors});
-  for (const char* name : {"AllReduce", "Broadcast"})
-    records.push_back({.name = name, .domain = "ai.fretsaw", .since = 1, .factors = elementwise_factors});
+  records.push_back(
+      {.name = "AllReduce", .domain = "ai.fretsaw", .since = 1, .factors = elementwise_factors, .gradient = all_reduce_gradient});
+  records.push_back({.name = "Broadcast", .domain = "ai.fretsaw", .since = 1, .factors = elementwise_factors});
   for (const char* name : {"AllGather", "ReduceScatter"})
     records.push_back({.name = name, .domain = "ai.fretsaw", .since = 1, .factors = other_axes_pass});
   for (const char* name : {"AllToAll", "HaloExchange"}) records.push_back({.name = name, .domain = "ai.fretsaw", .since = 1});

@@ -116,7 +116,7 @@ void note_gathered(const Graph& graph, const Strategies& strategies, const std::
     const NodeStrategies& own = strategies.nodes[i];
     const Strategy& s = own.all[static_cast<size_t>(chosen[i])];
     const OperatorRecord* record = find_operator(node.op, node.domain);
-    if ((!record || !record->factors) && node.domain != kCommunicationDomain) without_rule.insert(node.op);
+    if ((!record || !record->factors) && !communicates(node)) without_rule.insert(node.op);
     auto take = [&](const Value* v, Form form) {
       const auto at = made.find(v);
       if (form != kWhole || at == made.end() || !strategies.forms.is_cut(at->second)) return;

@@ -219,8 +219,7 @@ void find_derived_constants(const Graph& graph, std::unordered_map<const Value*,
   for (const Node* node : graph.nodes) {
     const bool known = !node->inputs.empty() && bodies(*node).empty() && !is_random(*node) &&
                        std::all_of(node->inputs.begin(), node->inputs.end(), [&](const Value* v) { return !v || derived.count(v); });
-    if (!known || takes_rows_of_weight(*node) || node->domain == kCommunicationDomain)
-      continue;  // a table is divided whatever the indexes are
+    if (!known || takes_rows_of_weight(*node) || communicates(*node)) continue;  // a table is divided whatever the indexes are
     for (const Value* v : node->outputs)
       if (v) derived[v] = true;
   }

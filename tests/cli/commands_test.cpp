@@ -60,10 +60,72 @@ TEST_F(CommandTest, WrongUsageExitsWith2AndOneLine) {
 TEST_F(CommandTest, WhatIsNotSupportedSaysSo) {
   const std::string model = write_mlp("m.onnx", 0);
   EXPECT_THAT(fretsaw({"partition", model, "-o", path("p"), "--mesh", "spatial=2"}).err, HasSubstr("is not supported: "));
-  EXPECT_THAT(fretsaw({"train", model, "--steps", "3"}).err, HasSubstr("is not supported: "));
   const CommandResult cuda = fretsaw({"run", model, "--device", "cuda", "--devices", "99"});  // nowhere that many
   EXPECT_EQ(cuda.exit_code, 4);
   EXPECT_THAT(cuda.err, StartsWith("fretsaw: error: "));
+}
+
+// A float32 or int64 array as NumPy writes it.
+template <typename T>
+void write_array(const std::vector<T>& values, const std::string& shape, const std::string& path) {
+  std::string header =
+      std::string("{'descr': '") + (std::is_same_v<T, float> ? "<f4" : "<i8") + "', 'fortran_order': False, 'shape': (" + shape + "), }";
+  header.resize(117, ' ');  // so that the data begins at a multiple of 64
+  header += '\n';
+  std::string text("\x93NUMPY\x01\x00", 8);
+  text += static_cast<char>(header.size()), text += '\0', text += header;
+  text.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+  write_text(text, path);
+}
+
+TEST_F(CommandTest, TrainLearnsAndExports) {
+  const std::string model = write_mlp("m.onnx", 0), data = path("data");
+  std::filesystem::create_directory(data);
+  std::vector<float> x;
+  std::vector<int64_t> target;
+  for (int i = 0; i < 64; ++i) {  // the sign of the first column
+    for (int k = 0; k < 4; ++k) x.push_back(static_cast<float>((i * 37 + k * 101) % 41 - 20) / 20);
+    target.push_back(x[static_cast<size_t>(i) * 4] > 0);
+  }
+  write_array(x, "64, 4", data + "/x.npy"), write_array(target, "64,", data + "/target.npy");
+  const std::vector<std::string> train = {"train", model,         "--data",        data,     "--batch", "16",    "--epochs",
+                                          "20",    "--optimizer", "adamw:lr=0.02", "--seed", "3",       "--json"};
+  const auto with = [&](std::vector<std::string> more) {
+    std::vector<std::string> all = train;
+    all.insert(all.end(), more.begin(), more.end());
+    return fretsaw(all);
+  };
+  const CommandResult one = with({"--export", path("trained.onnx"), "--save-gradients", path("gradients"), "--log", path("log.jsonl")});
+  ASSERT_EQ(one.exit_code, 0) << one.err;
+  const std::vector<double> losses = one.json()["losses"];
+  ASSERT_EQ(losses.size(), 80u);
+  EXPECT_LT(losses.back(), losses.front() / 2);
+  EXPECT_TRUE(std::filesystem::exists(path("gradients/1.pb")));
+  const std::string log = read_text(path("log.jsonl"));
+  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 80);
+  EXPECT_EQ(fretsaw({"run", path("trained.onnx"), "--random", "1"}).exit_code, 0);
+  const CommandResult several = with({"--mesh", "data=2,pipeline=2", "--micro-batches", "2", "--schedule", "1f1b"});
+  ASSERT_EQ(several.exit_code, 0) << several.err;
+  const std::vector<double> again = several.json()["losses"];
+  for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(again[i], losses[i], 1e-3) << i;
+}
+
+TEST_F(CommandTest, TrainSaysWhatItCannotDo) {
+  const std::string model = write_mlp("m.onnx", 0);
+  std::filesystem::create_directory(path("data"));
+  write_array(std::vector<float>(8), "2, 4", path("data/x.npy"));
+  const auto error = [&](std::vector<std::string> more) {
+    std::vector<std::string> all = {"train", model, "--data", path("data"), "--batch", "2"};
+    all.insert(all.end(), more.begin(), more.end());
+    const CommandResult result = fretsaw(all);
+    EXPECT_NE(result.exit_code, 0);
+    return result.err;
+  };
+  EXPECT_THAT(error({}), HasSubstr("target"));  // which the data lacks
+  EXPECT_THAT(error({"--mesh", "tensor=2"}), HasSubstr("tensor axis"));
+  EXPECT_THAT(error({"--loss", "hinge"}), HasSubstr("softmax_cross_entropy"));
+  EXPECT_THAT(error({"--freeze", "*"}), HasSubstr("no parameter is left to train"));
+  EXPECT_THAT(error({"--schedule", "interleaved"}), HasSubstr("1f1b"));
 }
 
 TEST_F(CommandTest, FilesAtFaultExitWith3AndAreNamed) {

@@ -21,7 +21,7 @@ std::vector<double> wide(const std::vector<float>& values) {
   return {values.begin(), values.end()};
 }
 
-// logits = tanh(x w1 + b1) w2
+// logits = tanh(x w1 + b1) w2 - b2, where -b2 could be computed anywhere
 Model make_mlp() {
   Model model = *new_model();
   Graph& g = *model.graph;
@@ -31,7 +31,8 @@ Model make_mlp() {
   Value* w2 = g.add_constant("w2", floats({kHidden, kClasses}, noise(kHidden * kClasses, 3)));
   Value* sum = add_node(g, "Add", {add_node(g, "MatMul", {x, w1}, "product"), b1}, "sum");
   Value* hidden = add_node(g, "Tanh", {sum}, "hidden");
-  g.outputs = {add_node(g, "MatMul", {hidden, w2}, "logits")};
+  Value* negative = add_node(g, "Neg", {g.add_constant("b2", floats({kClasses}, noise(kClasses, 4)))}, "negative");
+  g.outputs = {add_node(g, "Add", {add_node(g, "MatMul", {hidden, w2}, "scores"), negative}, "logits")};
   int number = 0;
   for (Node* node : g.nodes) node->name = "node" + std::to_string(number++);
   return model;
@@ -52,7 +53,7 @@ class ByHand {
   double step(const Batch& batch, double lr, double momentum, double decay) {
     const std::vector<double> x = wide(elements<float>(batch.at("x")));
     const std::vector<int64_t> target = elements<int64_t>(batch.at("target"));
-    std::vector<double> g1(w1.size()), gb(b1.size()), g2(w2.size());
+    std::vector<double> g1(w1.size()), gb(b1.size()), g2(w2.size()), gb2(b2.size());
     double loss = 0;
     for (int64_t n = 0; n < kBatch; ++n) {
       double h[kHidden], p[kClasses], total = 0, back[kHidden] = {};
@@ -62,13 +63,14 @@ class ByHand {
         h[j] = std::tanh(sum);
       }
       for (int64_t k = 0; k < kClasses; ++k) {
-        p[k] = 0;
+        p[k] = -b2[k];
         for (int64_t j = 0; j < kHidden; ++j) p[k] += h[j] * w2[j * kClasses + k];
         total += p[k] = std::exp(p[k]);
       }
       loss -= std::log(p[target[n]] / total) / kBatch;
       for (int64_t k = 0; k < kClasses; ++k) {
         const double g = (p[k] / total - (k == target[n])) / kBatch;
+        gb2[k] -= g;
         for (int64_t j = 0; j < kHidden; ++j) g2[j * kClasses + k] += g * h[j], back[j] += g * w2[j * kClasses + k];
       }
       for (int64_t j = 0; j < kHidden; ++j) {
@@ -78,16 +80,18 @@ class ByHand {
       }
     }
     move(w1, m1, g1, lr, momentum, decay), move(b1, mb, gb, lr, momentum, decay), move(w2, m2, g2, lr, momentum, decay);
+    move(b2, mb2, gb2, lr, momentum, decay);
     return loss;
   }
-  std::vector<double> w1 = wide(noise(kIn * kHidden, 1)), b1 = wide(noise(kHidden, 2)), w2 = wide(noise(kHidden * kClasses, 3));
+  std::vector<double> w1 = wide(noise(kIn * kHidden, 1)), b1 = wide(noise(kHidden, 2)), w2 = wide(noise(kHidden * kClasses, 3)),
+                      b2 = wide(noise(kClasses, 4));
 
  private:
   static void move(std::vector<double>& w, std::vector<double>& m, const std::vector<double>& g, double lr, double momentum, double decay) {
     m.resize(w.size());
     for (size_t i = 0; i < w.size(); ++i) m[i] = momentum * m[i] + g[i] + decay * w[i], w[i] -= lr * m[i];
   }
-  std::vector<double> m1, mb, m2;
+  std::vector<double> m1, mb, m2, mb2;
 };
 
 struct Case {
@@ -120,7 +124,7 @@ TEST_P(TrainingTest, EqualsTheStepsByHand) {
     ASSERT_EQ(got.size(), wanted.size());
     for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(static_cast<double>(got[i]), wanted[i], 1e-5) << name << " " << i;
   };
-  expect_near("w1", by_hand.w1), expect_near("b1", by_hand.b1), expect_near("w2", by_hand.w2);
+  expect_near("w1", by_hand.w1), expect_near("b1", by_hand.b1), expect_near("w2", by_hand.w2), expect_near("b2", by_hand.b2);
 }
 
 INSTANTIATE_TEST_SUITE_P(Meshes, TrainingTest,
@@ -128,6 +132,67 @@ INSTANTIATE_TEST_SUITE_P(Meshes, TrainingTest,
                                            Case{"uneven_data", 3}, Case{"pipeline", 1, 2, 1}, Case{"pipeline_in_parts", 1, 2, 4},
                                            Case{"pipeline_1f1b", 1, 2, 4, "1f1b"}, Case{"both", 2, 2, 2, "1f1b"}),
                          [](const auto& info) { return info.param.name; });
+
+// logits = tanh(normalised(x w1)) w2
+Model make_normalised_mlp() {
+  Model model = *new_model();
+  Graph& g = *model.graph;
+  Value* x = add_input(model, "x", DType::float32, {Dim("batch"), Dim(kIn)});
+  Value* product = add_node(g, "MatMul", {x, g.add_constant("w1", floats({kIn, kHidden}, noise(kIn * kHidden, 1)))}, "product");
+  const auto row = [&](const std::string& name, float value) {
+    return g.add_constant(name, floats({kHidden}, std::vector<float>(kHidden, value)));
+  };
+  Value* normal = add_node(g, "BatchNormalization", {product, row("scale", 0.8f), row("shift", 0.1f), row("mean", 0.2f), row("var", 1.5f)},
+                           "normal", {attribute("momentum", 0.75f)});
+  Value* w2 = g.add_constant("w2", floats({kHidden, kClasses}, noise(kHidden * kClasses, 3)));
+  g.outputs = {add_node(g, "MatMul", {add_node(g, "Tanh", {normal}, "hidden"), w2}, "logits")};
+  int number = 0;
+  for (Node* node : g.nodes) node->name = "node" + std::to_string(number++);
+  return model;
+}
+
+TEST(Training, SynchronisedStatisticsAreThoseOfOneDevice) {
+  const auto make = [](int data, int pipeline, bool synchronised) {
+    PartitionOptions options;
+    options.mesh.data = data, options.mesh.pipeline = pipeline;
+    TrainingOptions training;
+    training.optimizer = parse_optimizer("adamw:lr=0.05");
+    training.sync_batch_norm = synchronised;
+    return Trainer(partition_for_training(make_normalised_mlp(), options, training), {.session = {.threads = 1}});
+  };
+  Trainer one = make(1, 1, false), same = make(2, 1, true), uneven = make(3, 1, true), staged = make(2, 2, true), apart = make(2, 1, false);
+  for (int s = 0; s < kSteps; ++s) {
+    const double wanted = one.step(batch_of(s), 0.05).loss;
+    for (Trainer* other : {&same, &uneven, &staged}) EXPECT_NEAR(other->step(batch_of(s), 0.05).loss, wanted, 1e-4) << s;
+    EXPECT_GT(std::abs(apart.step(batch_of(s), 0.05).loss - wanted), 1e-4) << s;
+  }
+  for (const std::string name : {"mean", "var", "scale", "w1"}) {
+    const std::vector<float> wanted = elements<float>(one.parameter(name));
+    for (Trainer* other : {&same, &uneven, &staged}) {
+      const std::vector<float> got = elements<float>(other->parameter(name));
+      for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], wanted[i], 2e-4) << name << " " << i;
+    }
+  }
+}
+
+// Momentum 0.75 of what was there, and of the batch's mean and population variance the rest.
+TEST(Training, RunningStatisticsMoveAsOnnxSays) {
+  Trainer trainer(partition_for_training(make_normalised_mlp(), {}, {}), {});
+  const Batch batch = batch_of(0);
+  const std::vector<double> x = wide(elements<float>(batch.at("x"))), w = wide(noise(kIn * kHidden, 1));
+  trainer.step(batch, 0.1);
+  const std::vector<float> mean = elements<float>(trainer.parameter("mean")), var = elements<float>(trainer.parameter("var"));
+  for (int64_t j = 0; j < kHidden; ++j) {
+    double sum = 0, squares = 0;
+    for (int64_t n = 0; n < kBatch; ++n) {
+      double value = 0;
+      for (int64_t i = 0; i < kIn; ++i) value += x[static_cast<size_t>(n * kIn + i)] * w[static_cast<size_t>(i * kHidden + j)];
+      sum += value / kBatch, squares += value * value / kBatch;
+    }
+    EXPECT_NEAR(static_cast<double>(mean[static_cast<size_t>(j)]), 0.75 * 0.2 + 0.25 * sum, 1e-5);
+    EXPECT_NEAR(static_cast<double>(var[static_cast<size_t>(j)]), 0.75 * 1.5 + 0.25 * (squares - sum * sum), 1e-5);
+  }
+}
 
 TEST(Training, ANumberThatIsNotFiniteSkipsTheStep) {
   Trainer trainer(partition_for_training(make_mlp(), {}, {}), {});
