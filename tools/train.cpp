@@ -145,6 +145,8 @@ Json result_json(const Run& run, const Trainer& trainer) {
 void run_command(const Settings& settings) {
   if (settings.data.empty()) usage_error("--data is missing", "name a folder of batches, of .npy arrays, or a file of tokens");
   check_device(settings.device);
+  if (settings.device != "cpu")
+    not_supported("train --device " + settings.device, "the gradient operators have CPU kernels only", "train on CPU devices");
   const Model model = read_model(settings.path);
   TrainingPlan plan = make_plan(model, settings);
   DataOptions options;
@@ -194,7 +196,7 @@ void add_train(CLI::App& app, Outcome&) {
   command->add_option("--train", settings->train, "PATTERN|PATTERN: only parameters whose names match are trained");
   command->add_option("--freeze", settings->freeze, "PATTERN|PATTERN: parameters that stay as they are");
   command->add_option("--seed", settings->seed, "Of the order of samples");
-  command->add_option("--device", settings->device, "cpu or cuda");
+  command->add_option("--device", settings->device, "cpu");
   command->add_option("--devices", settings->devices, "0,1,...: the GPU of each rank");
   command->add_option("--threads", settings->threads, "Cores for each CPU rank")->check(CLI::Range(1, 4096));
   command->add_option("--save-gradients", settings->save_gradients, "DIR: the first step's gradients, K.pb with the parameter's name");
