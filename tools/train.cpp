@@ -9,6 +9,8 @@
 #include "graph/training/lr_schedule.h"
 #include "graph/training/name_pattern.h"
 #include "partitioner/training.h"
+#include "runtime/tensor_values.h"
+#include "runtime/training/checkpoint.h"
 #include "runtime/training/trainer.h"
 #include "tools/commands.h"
 #include "tools/execution.h"
@@ -24,7 +26,9 @@ namespace fs = std::filesystem;
 
 struct Settings {
   std::string path, data, loss = "softmax_cross_entropy", optimizer = "sgd", lr, mesh, schedule = "gpipe", train, freeze;
-  std::string save_gradients, export_path, log, device = "cpu", devices;
+  std::string save_gradients, export_path, log, device = "cpu", devices, checkpoints, resume;
+  int64_t every = 0;
+  int keep = 3;
   int micro_batches = 1, threads = 0;
   int64_t batch = 0, steps = 0, epochs = 0, sequence = 0;
   double clip = 0;
@@ -103,12 +107,52 @@ class Log {
   std::unique_ptr<std::FILE, Close> file_;
 };
 
+constexpr const char* kUpdates = "updates";
+
+void write_checkpoint(const Trainer& trainer, const DataSource& data, const Settings& settings, int64_t step) {
+  CheckpointState state;
+  state.step = step, state.seed = settings.seed, state.data = data.position();
+  state.more[kUpdates] = std::to_string(trainer.updates());
+  const std::map<std::string, RuntimeValue> kept = trainer.kept();
+  std::vector<CheckpointPiece> pieces;
+  for (const auto& [name, value] : kept) pieces.push_back(whole_piece(name, value.tensor));
+  CheckpointWriter writer(settings.checkpoints, state);
+  writer.write("rank0", pieces);
+  writer.commit(settings.keep);
+}
+
+// The step that comes next.
+int64_t resume(Trainer& trainer, DataSource& data, const Settings& settings) {
+  std::vector<std::string> notes;
+  const Checkpoint checkpoint = open_newest_checkpoint(settings.resume, notes);
+  for (const std::string& note : notes) std::fprintf(stderr, "note: %s\n", note.c_str());
+  std::map<std::string, RuntimeValue> kept;
+  for (const std::string& name : checkpoint.names()) kept[name] = value_from_tensor(*checkpoint.read(name));
+  const CheckpointState& state = checkpoint.state();
+  const auto updates = state.more.find(kUpdates);
+  try {
+    trainer.restore(kept, updates == state.more.end() ? state.step : std::stoll(updates->second));
+    data.seek(state.data);
+  } catch (const Error& e) {
+    throw e.file().empty() ? e.in_file(checkpoint.folder()) : e;
+  }
+  return state.step;
+}
+
+// A new run's checkpoints would stand among those of another one, and the newest of both be taken for the run's own.
+void check_checkpoints(const Settings& settings) {
+  if (settings.every > 0 && settings.checkpoints.empty()) usage_error("--every says how often, and --checkpoint is missing");
+  if (settings.checkpoints.empty() || !settings.resume.empty() || list_checkpoints(settings.checkpoints).empty()) return;
+  usage_error("--checkpoint " + settings.checkpoints + " holds checkpoints of an earlier run",
+              "go on from it with --resume, or name another folder");
+}
+
 void train(Trainer& trainer, DataSource& data, const Settings& settings, Run& run) {
   const int64_t steps = steps_of(settings, data);
   const LrSchedule rates = parse_lr_schedule(settings.lr, {parse_optimizer(settings.optimizer).lr, steps});
   Log log(settings.log);
   Progress progress("train", static_cast<int>(steps));
-  for (int64_t i = 0; i < steps; ++i) {
+  for (int64_t i = settings.resume.empty() ? 0 : resume(trainer, data, settings); i < steps; ++i) {
     const Batch batch = data.next(settings.batch);
     const auto start = std::chrono::steady_clock::now();
     const StepResult result = trainer.step(batch, rates.at(i));
@@ -124,7 +168,9 @@ void train(Trainer& trainer, DataSource& data, const Settings& settings, Run& ru
                {"skipped", result.skipped},
                {"samples", samples_of(batch)},
                {"ms", took.count()}});
-    if (i == 0 && !settings.save_gradients.empty()) save_gradients(trainer, settings.save_gradients);
+    const bool due = settings.every > 0 && (i + 1) % settings.every == 0;
+    if (!settings.checkpoints.empty() && (due || i + 1 == steps)) write_checkpoint(trainer, data, settings, i + 1);
+    if (run.losses.size() == 1 && !settings.save_gradients.empty()) save_gradients(trainer, settings.save_gradients);
     progress.done(static_cast<int>(i) + 1);
   }
 }
@@ -143,6 +189,7 @@ Json result_json(const Run& run, const Trainer& trainer) {
 }
 
 void run_command(const Settings& settings) {
+  check_checkpoints(settings);
   if (settings.data.empty()) usage_error("--data is missing", "name a folder of batches, of .npy arrays, or a file of tokens");
   check_device(settings.device);
   if (settings.device != "cpu")
@@ -167,7 +214,8 @@ void run_command(const Settings& settings) {
   train(trainer, *data, settings, run);
   if (!settings.export_path.empty()) write_model(trained_model(model, trainer), settings.export_path);
   if (settings.json) return print_json(result_json(run, trainer));
-  std::printf("step 0: loss %.6g   step %zu: loss %.6g   %.1f samples/s", run.losses.front(), run.losses.size() - 1, run.losses.back(),
+  if (run.losses.empty()) return void(std::printf("nothing is left to do\n"));
+  std::printf("first loss %.6g   after %zu steps: loss %.6g   %.1f samples/s", run.losses.front(), run.losses.size(), run.losses.back(),
               result_json(run, trainer)["samples_per_s"].get<double>());
   if (run.skipped) std::printf("   %lld steps skipped", static_cast<long long>(run.skipped));
   std::printf("\n");
@@ -202,6 +250,10 @@ void add_train(CLI::App& app, Outcome&) {
   command->add_option("--save-gradients", settings->save_gradients, "DIR: the first step's gradients, K.pb with the parameter's name");
   command->add_option("--export", settings->export_path, "FILE.onnx: the trained model, for inference");
   command->add_option("--log", settings->log, "FILE.jsonl: a line for each step");
+  command->add_option("--checkpoint", settings->checkpoints, "DIR: checkpoints, at the end and every so many steps");
+  command->add_option("--every", settings->every, "Steps between checkpoints");
+  command->add_option("--keep", settings->keep, "The newest checkpoints that stay; 0: all");
+  command->add_option("--resume", settings->resume, "DIR: go on from the newest checkpoint there, also under another mesh");
   command->add_flag("--sync-batch-norm", settings->sync_batch_norm, "BatchNormalization by the statistics of all data ranks");
   command->add_flag("--json", settings->json, "Print one JSON object");
   command->callback([settings] { run_command(*settings); });

@@ -17,7 +17,7 @@ struct TrainingPlan {
 };
 
 // The states that the update graphs take their numbers from: lr float32 [], step int64 [], scale float32 [].
-inline constexpr const char *kLearningRate = "scalar:lr", *kStep = "scalar:step", *kScale = "scalar:scale";
+inline constexpr const char *kLearningRate = "scalar:lr", *kStep = "scalar:step", *kScale = "scalar:scale", *kScalarState = "scalar:";
 // The state in which a rank's reduce graph leaves the squared sum of its gradients, float32 [].
 inline constexpr const char* kSquaredSum = "squared_sum";
 inline std::string gradient_of(const std::string& parameter) {  // the name of its gradient's state

@@ -1,7 +1,14 @@
 // ConvGradInput and ConvGradWeight: oneDNN's in float32, loops in float64.
+//
+// A weight's gradient is a sum over samples. oneDNN divides it by the threads that there are; here it is divided by the samples, each part
+// on one thread, and parts are added in their order: the result does not depend on the number of threads, nor do ranks with fewer of them
+// train another model.
+#include <omp.h>
+
 #include <algorithm>
 #include <list>
 #include <memory>
+#include <optional>
 
 #include "kernels/cpu/convolution.h"
 #include "kernels/cpu/convolution_loops.h"
@@ -17,6 +24,7 @@ using dnnl::memory;
 namespace {
 
 constexpr size_t kPlansKept = 8;
+constexpr int64_t kMostParts = 32, kMostPartBytes = int64_t{64} << 20;  // of a weight's gradient; bytes of all parts
 
 // The convolution whose gradient is taken: X [N, C, D...], W [O, C/groups, K...], Y [N, O, E...].
 struct Geometry {
@@ -80,7 +88,6 @@ void weight_by_loops(RunContext& r, const Geometry& g, double* dw) {
 
 // A primitive for one set of shapes, and the formats it wants its tensors in.
 struct Plan {
-  std::vector<Dims> key;
   onednn::Call call;
   memory::desc dy, other, result, scratchpad;  // `other`: W or X
 };
@@ -130,6 +137,53 @@ Plan make_plan(const Geometry& g) {
   return plan;
 }
 
+// Where a run of a plan has its copies in the primitive's formats, from the beginning of its scratch memory.
+struct Layouts {
+  memory::desc dy, other, result;  // as the tensors are
+  onednn::ScratchPlan scratch;
+  size_t at_dy, at_other, at_result, at_pad;
+
+  Layouts(const Geometry& g, const Plan& plan, bool of_weight) {
+    const memory::desc w = onednn::description(grouped_weights(g)), x = onednn::description(g.x);
+    dy = onednn::description(g.y), other = of_weight ? x : w, result = of_weight ? w : x;
+    at_dy = scratch.add(plan.dy == dy ? 0 : plan.dy.get_size()), at_other = scratch.add(plan.other == other ? 0 : plan.other.get_size());
+    at_result = scratch.add(plan.result == result ? 0 : plan.result.get_size()), at_pad = scratch.add(plan.scratchpad.get_size());
+  }
+};
+
+// Copies what the primitive wants in other formats than the plain one, before and after.
+template <bool kWeight>
+void run_plan(Plan& plan, const Layouts& at, const void* dy, const void* other, void* made, char* block) {
+  const auto given = [&](int argument, const memory::desc& from, const memory::desc& to, const void* data, size_t place) {
+    if (from != to) onednn::Reordering(from, to).run(data, block + place);
+    plan.call.set(argument, from == to ? data : block + place);
+  };
+  given(DNNL_ARG_DIFF_DST, at.dy, plan.dy, dy, at.at_dy);
+  given(kWeight ? DNNL_ARG_SRC : DNNL_ARG_WEIGHTS, at.other, plan.other, other, at.at_other);
+  void* to = plan.result == at.result ? made : block + at.at_result;
+  plan.call.set(kWeight ? DNNL_ARG_DIFF_WEIGHTS : DNNL_ARG_DIFF_SRC, to);
+  plan.call.set(DNNL_ARG_SCRATCHPAD, block ? block + at.at_pad : nullptr);
+  plan.call.run();
+  if (to != made) onednn::Reordering(plan.result, at.result).run(to, made);
+}
+
+// Primitives that are made while it lives run on one thread.
+class OneThread {
+ public:
+  OneThread() : before_(omp_get_max_threads()) { omp_set_num_threads(1); }
+  ~OneThread() { omp_set_num_threads(before_); }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+
+ private:
+  int before_;
+};
+
+int64_t parts_of(const Geometry& g) {
+  const int64_t bytes = count_of(g.w) * static_cast<int64_t>(sizeof(float));
+  return std::clamp<int64_t>(kMostPartBytes / std::max<int64_t>(bytes, 1), 1, std::min(kMostParts, g.x[0]));
+}
+
 template <bool kWeight>
 class ConvolutionGradient {
  public:
@@ -143,54 +197,80 @@ class ConvolutionGradient {
       std::fill_n(static_cast<char*>(made.data), made.bytes(), 0);
     } else if (made.dtype == DType::float64) {
       kWeight ? weight_by_loops(r, g, made.as<double>()) : input_by_loops(r, g, made.as<double>());
+    } else if (kWeight && parts_of(g) > 1) {
+      run_parts(r, g, made.as<float>());
     } else {
-      run_plan(r, g, plan_for(g), made);
+      Plan& plan = plans_for(g, 1).front();
+      const Layouts at(g, plan, kWeight);
+      char* block = at.scratch.total() ? static_cast<char*>(r.scratch(at.scratch.total())) : nullptr;
+      run_plan<kWeight>(plan, at, r.input(0).data, r.input(1).data, made.data, block);
     }
   }
 
  private:
-  Plan& plan_for(const Geometry& g) {
+  // One for each part, in order: larger ones first.
+  struct Plans {
+    std::vector<Dims> key;
+    std::vector<Plan> parts;
+  };
+  static Geometry part_of(const Geometry& g, int64_t part, int64_t parts) {
+    Geometry own = g;
+    own.x[0] = own.y[0] = g.x[0] / parts + (part < g.x[0] % parts);
+    return own;
+  }
+
+  std::vector<Plan>& plans_for(const Geometry& g, int64_t parts) {
     const std::vector<Dims> key = {g.x, g.w};
-    auto it = std::find_if(plans_.begin(), plans_.end(), [&](const Plan& plan) { return plan.key == key; });
+    auto it = std::find_if(plans_.begin(), plans_.end(), [&](const Plans& plans) { return plans.key == key; });
     if (it != plans_.end()) {
       plans_.splice(plans_.begin(), plans_, it);
-      return plans_.front();
+      return plans_.front().parts;
     }
     try {
-      plans_.push_front(make_plan<kWeight>(g));
+      Plans made{key, {}};
+      std::optional<OneThread> one;
+      if (parts > 1) one.emplace();
+      for (int64_t part = 0; part < parts; ++part) made.parts.push_back(make_plan<kWeight>(part_of(g, part, parts)));
+      plans_.push_front(std::move(made));
     } catch (const dnnl::error& error) {
       onednn::rethrow(error, "the gradient of a convolution");
     }
-    plans_.front().key = key;
     if (plans_.size() > kPlansKept) plans_.pop_back();
-    return plans_.front();
+    return plans_.front().parts;
   }
 
-  // Copies what the primitive wants in other formats than the plain one, before and after.
-  void run_plan(RunContext& r, const Geometry& g, Plan& plan, TensorView& made) {
-    const memory::desc dy = onednn::description(g.y), w = onednn::description(grouped_weights(g)), x = onednn::description(g.x);
-    const memory::desc &other = kWeight ? x : w, &result = kWeight ? w : x;
+  void run_parts(RunContext& r, const Geometry& g, float* made) {
+    const int64_t parts = parts_of(g), count = count_of(g.w);
+    std::vector<Plan>& plans = plans_for(g, parts);
+    std::vector<Layouts> at;
     onednn::ScratchPlan scratch;
-    const size_t at_dy = scratch.add(plan.dy == dy ? 0 : plan.dy.get_size()),
-                 at_other = scratch.add(plan.other == other ? 0 : plan.other.get_size()),
-                 at_result = scratch.add(plan.result == result ? 0 : plan.result.get_size()),
-                 at_pad = scratch.add(plan.scratchpad.get_size());
-    char* block = scratch.total() ? static_cast<char*>(r.scratch(scratch.total())) : nullptr;
-    const auto given = [&](int argument, const memory::desc& from, const memory::desc& to, const void* data, size_t at) {
-      if (from != to) onednn::Reordering(from, to).run(data, block + at);
-      plan.call.set(argument, from == to ? data : block + at);
-    };
-    given(DNNL_ARG_DIFF_DST, dy, plan.dy, r.input(0).data, at_dy);
-    given(kWeight ? DNNL_ARG_SRC : DNNL_ARG_WEIGHTS, other, plan.other, r.input(1).data, at_other);
-    void* to = plan.result == result ? made.data : block + at_result;
-    plan.call.set(kWeight ? DNNL_ARG_DIFF_WEIGHTS : DNNL_ARG_DIFF_SRC, to);
-    plan.call.set(DNNL_ARG_SCRATCHPAD, block ? block + at_pad : nullptr);
-    plan.call.run();
-    if (to != made.data) onednn::Reordering(plan.result, result).run(to, made.data);
+    std::vector<size_t> sums, blocks;
+    for (int64_t part = 0; part < parts; ++part) {
+      at.emplace_back(part_of(g, part, parts), plans[static_cast<size_t>(part)], true);
+      sums.push_back(scratch.add(static_cast<size_t>(count) * sizeof(float)));
+      blocks.push_back(scratch.add(at.back().scratch.total()));
+    }
+    char* memory = static_cast<char*>(r.scratch(scratch.total()));
+    const int64_t dy_sample = count_of(g.y) / g.y[0], x_sample = count_of(g.x) / g.x[0];
+    parallel_for(parts, 1, r.threads(), [&](int64_t begin, int64_t end) {
+      for (int64_t part = begin; part < end; ++part) {
+        const auto i = static_cast<size_t>(part);
+        const int64_t first = g.x[0] / parts * part + std::min(part, g.x[0] % parts);
+        run_plan<true>(plans[i], at[i], r.input(0).as<float>() + first * dy_sample, r.input(1).as<float>() + first * x_sample,
+                       memory + sums[i], memory + blocks[i]);
+      }
+    });
+    parallel_for(count, kGrainElements, r.threads(), [&](int64_t begin, int64_t end) {
+      for (int64_t e = begin; e < end; ++e) {
+        float sum = 0;
+        for (size_t offset : sums) sum += reinterpret_cast<const float*>(memory + offset)[e];
+        made[e] = sum;
+      }
+    });
   }
 
   Node node_;
-  std::list<Plan> plans_;
+  std::list<Plans> plans_;
 };
 
 template <bool kWeight>

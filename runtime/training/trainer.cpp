@@ -110,6 +110,32 @@ RuntimeValue Trainer::gradient(const std::string& parameter) const {
   return mean;
 }
 
+std::map<std::string, RuntimeValue> Trainer::kept() const {
+  std::map<std::string, RuntimeValue> values;
+  for (const PlanState& state : plan_.plan->states) {
+    if (state.starts_at_zero || state.name == kSquaredSum || state.name.starts_with(kScalarState)) continue;
+    std::vector<RuntimeValue> found = session_->states(state.name);
+    if (!found.empty()) values[state.name] = std::move(found.front());
+  }
+  return values;
+}
+
+void Trainer::restore(const std::map<std::string, RuntimeValue>& given, int64_t updates) {
+  const std::map<std::string, RuntimeValue> own = kept();
+  for (const auto& [name, value] : own) {
+    const auto found = given.find(name);
+    if (found == given.end()) throw Error("there is no tensor '" + name + "'", "resume a run of the same model and optimizer");
+    const TensorView &wanted = value.tensor, &got = found->second.tensor;
+    if (got.dtype != wanted.dtype || got.dims != wanted.dims) {
+      throw Error("tensor '" + name + "' is " + std::string(name_of(got.dtype)) + " " + to_string(got.dims) + ", and the model has " +
+                      std::string(name_of(wanted.dtype)) + " " + to_string(wanted.dims),
+                  "resume a run of the same model and optimizer");
+    }
+  }
+  for (const auto& [name, value] : own) session_->set_state(name, given.at(name));
+  updates_ = updates;
+}
+
 Model trained_model(const Model& source, const Trainer& trainer) {
   Model model = clone(source);
   for (const auto* names : {&trainer.plan().parameters, &trainer.plan().statistics}) {

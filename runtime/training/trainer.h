@@ -36,6 +36,11 @@ class Trainer {
   RuntimeValue parameter(const std::string& name) const;  // or a statistic
   RuntimeValue gradient(const std::string& parameter) const;
   const TrainingPlan& plan() const { return plan_; }
+
+  // What a run needs to go on: parameters, statistics and what the optimizer keeps, whole tensors under the names of their states.
+  std::map<std::string, RuntimeValue> kept() const;
+  // Goes on from there after so many updates. Throws Error naming a tensor that is missing or has another type or shape.
+  void restore(const std::map<std::string, RuntimeValue>& kept, int64_t updates);
   const Session& session() const { return *session_; }
 
  private:

@@ -110,6 +110,39 @@ TEST_F(CommandTest, TrainLearnsAndExports) {
   for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(again[i], losses[i], 1e-3) << i;
 }
 
+TEST_F(CommandTest, TrainGoesOnFromACheckpoint) {
+  const std::string model = write_mlp("m.onnx", 0), data = path("data");
+  std::filesystem::create_directory(data);
+  std::vector<float> x;
+  std::vector<int64_t> target;
+  for (int i = 0; i < 40; ++i) {
+    for (int k = 0; k < 4; ++k) x.push_back(static_cast<float>((i * 53 + k * 11) % 31 - 15) / 15);
+    target.push_back(i % 2);
+  }
+  write_array(x, "40, 4", data + "/x.npy"), write_array(target, "40,", data + "/target.npy");
+  const auto losses = [&](std::vector<std::string> more) {
+    std::vector<std::string> all = {"train", model, "--data", data, "--batch", "8", "--optimizer", "adamw:lr=0.01", "--json"};
+    all.insert(all.end(), more.begin(), more.end());
+    const CommandResult result = fretsaw(all);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result.exit_code ? std::vector<double>() : result.json()["losses"].get<std::vector<double>>();
+  };
+  const std::vector<double> whole = losses({"--steps", "12"});
+  ASSERT_EQ(losses({"--steps", "7", "--checkpoint", path("c"), "--every", "3"}), std::vector<double>(whole.begin(), whole.begin() + 7));
+  const std::vector<double> rest(whole.begin() + 7, whole.end());
+  EXPECT_EQ(losses({"--steps", "12", "--resume", path("c")}), rest);
+  const std::vector<double> cut = losses({"--steps", "12", "--resume", path("c"), "--mesh", "data=2,pipeline=2"});
+  ASSERT_EQ(cut.size(), rest.size());
+  for (size_t i = 0; i < rest.size(); ++i) EXPECT_NEAR(cut[i], rest[i], 1e-5);
+  const CommandResult again = fretsaw({"train", model, "--data", data, "--batch", "8", "--steps", "1", "--checkpoint", path("c")});
+  EXPECT_EQ(again.exit_code, 2);
+  EXPECT_THAT(again.err, HasSubstr("--resume"));
+  const CommandResult other =
+      fretsaw({"train", model, "--data", data, "--batch", "8", "--steps", "12", "--optimizer", "sgd:momentum=0.9", "--resume", path("c")});
+  EXPECT_EQ(other.exit_code, 3) << other.err;
+  EXPECT_THAT(other.err, HasSubstr("momentum_buffer"));
+}
+
 TEST_F(CommandTest, TrainSaysWhatItCannotDo) {
   const std::string model = write_mlp("m.onnx", 0);
   std::filesystem::create_directory(path("data"));

@@ -9,6 +9,7 @@
 #include "graph/catalogue.h"
 #include "graph/communication_schemas.h"
 #include "tests/kernels/gradient_case.h"
+#include "tests/kernels/single_op.h"
 
 namespace fretsaw::testing {
 
@@ -92,6 +93,18 @@ TEST(GradientRules, EveryOperatorHasOneOrAReason) {
     const bool listed = kWithoutRule.count(record.name) > 0;
     EXPECT_EQ(record.gradient == nullptr, listed) << record.name << (listed ? " has a rule now" : " has neither a rule nor a reason");
   }
+}
+
+TEST(ConvGradWeight, DoesNotDependOnTheNumberOfThreads) {
+  Graph graph;
+  const Node& node =
+      *graph.add_node("ConvGradWeight", {graph.add_value("dy"), graph.add_value("x")}, {"dw"},
+                      {{"kernel_shape", std::vector<int64_t>{3, 3}}, {"pads", std::vector<int64_t>{1, 1, 1, 1}}}, kCommunicationDomain);
+  RuntimeValue dy = tensor_as(DType::float32, {7, 24, 9, 9}, spread_values(7 * 24 * 81, -1, 1, 1));
+  RuntimeValue x = tensor_as(DType::float32, {7, 16, 9, 9}, spread_values(7 * 16 * 81, -1, 1, 2));
+  const auto on = [&](int threads) { return values_of<float>(run_node(node, {&dy, &x}, {.threads = threads})[0]); };
+  const std::vector<float> wanted = on(1);
+  for (int threads : {2, 3, 8}) EXPECT_EQ(on(threads), wanted) << threads;
 }
 
 TEST(GradientRules, EveryRuleIsInATable) {
