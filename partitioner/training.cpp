@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <set>
 #include <unordered_map>
@@ -13,7 +12,7 @@
 #include "graph/errors.h"
 #include "graph/gradients.h"
 #include "graph/passes.h"
-#include "graph/passes/rewrite.h"
+#include "graph/training/batch_norm.h"
 #include "graph/training/name_pattern.h"
 #include "partitioner/assign.h"
 #include "partitioner/batch.h"
@@ -71,7 +70,7 @@ class TrainingPartitioner {
     for (const Value* v : graph().initializers()) initializers_.insert(v->name);
     source_ = clone(model_);
     set_input_shapes(model_, options_.shapes);
-    for_inference(graph());
+    batch_norms_for_inference(graph());  // batches are divided as there: what training mixes is seen to afterwards
     run_passes(model_, training_passes());
     infer_shapes(model_);
     for (const Value* v : graph().inputs)
@@ -83,12 +82,14 @@ class TrainingPartitioner {
       for (const auto& [value, axis] : facts.inputs) axes_[value] = axis;
       plan().batch = facts.batch;
     }
-    train_batch_norms();
+    const int norm_ranks = training_.sync_batch_norm ? options_.mesh.data : 1;
+    statistics_ = train_batch_norms(model_, norm_ranks);
+    if (norm_ranks > 1 && !statistics_.empty()) result_.least_batch = int64_t{norm_ranks} * options_.micro_batches;
     loss_ = append_loss(model_, training_.loss);
     if (loss_.target) axes_[loss_.target] = 0, result_.target = loss_.target->name;
     result_.loss_sum = loss_.sum->name, result_.loss_count = loss_.count->name;
     graph().outputs = {loss_.sum, loss_.count};
-    for (const Statistic& one : statistics_) graph().outputs.push_back(one.next);
+    for (const RunningStatistic& one : statistics_) graph().outputs.push_back(one.next);
     remove_dead_nodes(graph());
     graph().outputs.resize(2);        // statistics come back under names of their own
     for (Node* node : graph().nodes)  // backward nodes say which they belong to
@@ -96,94 +97,9 @@ class TrainingPartitioner {
     infer_shapes(model_);
   }
 
-  // Batches are divided as in inference: what training mixes is seen to afterwards.
-  static void for_inference(Graph& graph) {
-    for (Node* node : graph.nodes) {
-      if (!node->is("BatchNormalization")) continue;
-      node->remove("training_mode");
-      node->outputs.resize(1);
-    }
-  }
-
-  // Normalises by the batch's own statistics, and moves the running ones.
-  void train_batch_norms() {
-    for (Node* node : std::vector<Node*>(graph().nodes)) {
-      if (!node->is("BatchNormalization")) continue;
-      for (size_t i : {3, 4})
-        if (!node->input(i)->is_constant())
-          throw Error("its running statistics are computed", "train a model that holds them", ErrorCode::model)
-              .at_node(node->name, node->op);
-      if (training_.sync_batch_norm && options_.mesh.data > 1)
-        synchronise(*node);
-      else
-        use_own_statistics(*node);
-    }
-    sort_nodes(graph());
-    infer_shapes(model_);
-  }
-  void use_own_statistics(Node& node) {
-    node.set("training_mode", int64_t{1});
-    node.outputs.resize(3);
-    for (size_t i : {1, 2}) {
-      Value* running = node.input(i + 2);
-      set_output(node, i, graph().add_value(graph().fresh_name(running->name + "_next"), running->type));
-      statistics_.push_back({running, node.outputs[i]});
-    }
-  }
-
-  // The same from sums over data ranks, in operators that are differentiated one by one:
-  //   mean = sum(x) / n,  var = sum((x - mean)^2) / n,  y = (x - mean) / sqrt(var + eps) * scale + bias
-  void synchronise(Node& node) {
-    Value* x = node.input(0);
-    if (!x->type.shape || x->type.shape->size() < 2 || !(*x->type.shape)[1].known() || x->type.dtype != DType::float32)
-      throw Error("it can be synchronised in float32 and with a known number of channels only", "leave out --sync-batch-norm",
-                  ErrorCode::model)
-          .at_node(node.name, node.op);
-    const auto add = [&](const std::string& op, std::vector<Value*> inputs, std::vector<Attribute> attributes = {},
-                         const std::string& domain = "") {
-      Node* made = graph().add_node(op, std::move(inputs), {graph().fresh_name(node.name + "_" + op)}, std::move(attributes), domain);
-      made->name = made->outputs[0]->name;
-      return made->outputs[0];
-    };
-    const auto number = [&](float value) {
-      auto tensor = make_tensor(DType::float32, {});
-      std::memcpy(mutable_data(*tensor), &value, sizeof value);
-      return graph().add_constant(graph().fresh_name(node.name + "_number"), tensor);
-    };
-    const auto ints = [&](const std::vector<int64_t>& values) {
-      return graph().add_constant(graph().fresh_name(node.name + "_ints"), make_int64s(values));
-    };
-    std::vector<int64_t> others = {0}, channels(x->type.shape->size(), 1);
-    for (size_t d = 2; d < x->type.shape->size(); ++d) others.push_back(static_cast<int64_t>(d));
-    channels[1] = -1;
-    Value *axes = ints(others), *row = ints(channels), *flat = ints({-1});
-    const std::vector<Attribute> group = {{"axis", std::string("data")}, {"group_size", int64_t{options_.mesh.data}}};
-    const auto over_ranks = [&](Value* value) { return add("AllReduce", {value}, group, kCommunicationDomain); };
-    const auto summed = [&](Value* value) { return over_ranks(add("ReduceSum", {value, axes}, {{"keepdims", int64_t{1}}})); };
-    Value* elements = add("Cast", {add("Size", {x})}, {{"to", static_cast<int64_t>(DType::float32)}});
-    Value* count = over_ranks(add("Mul", {elements, number(1.0f / static_cast<float>((*x->type.shape)[1].value))}));
-    Value* mean = add("Div", {summed(x), count});
-    Value* centred = add("Sub", {x, mean});
-    Value* variance = add("Div", {summed(add("Mul", {centred, centred})), count});
-    Value* root = add("Sqrt", {add("Add", {variance, number(node.get_float("epsilon", 1e-5f))})});
-    Value* scaled = add("Mul", {add("Div", {centred, root}), add("Reshape", {node.input(1), row})});
-    Value* y = node.out(0);
-    y->producer = nullptr;
-    Node* last = graph().add_node("Add", {scaled, add("Reshape", {node.input(2), row})}, {graph().fresh_name(node.name + "_y")});
-    last->name = node.name + "_y";
-    set_output(*last, 0, y);
-    const float momentum = node.get_float("momentum", 0.9f);
-    const auto moved = [&](Value* running, Value* now) {
-      Value* kept = add("Mul", {running, number(momentum)});
-      statistics_.push_back({running, add("Add", {kept, add("Mul", {add("Reshape", {now, flat}), number(1 - momentum)})})});
-    };
-    moved(node.input(3), mean), moved(node.input(4), variance);
-    std::erase(graph().nodes, &node);
-  }
-
   void find_parameters() {
     std::set<const Value*> statistics;
-    for (const Statistic& one : statistics_) statistics.insert(one.running);
+    for (const RunningStatistic& one : statistics_) statistics.insert(one.running);
     const std::unordered_set<const Value*> used = reaches_loss();
     for (Value* v : graph().initializers()) {
       const bool wanted = initializers_.contains(v->name) && is_float(v->type.dtype) && !statistics.contains(v) &&
@@ -281,7 +197,7 @@ class TrainingPartitioner {
       parameter_types_.push_back(parameter->type);
       make_state(parameter);
     }
-    for (const Statistic& one : statistics_) {
+    for (const RunningStatistic& one : statistics_) {
       if (!one.running->is_constant()) continue;  // two nodes share it: the first one moves it
       const std::string name = one.running->name;
       result_.statistics.push_back(name);
@@ -495,14 +411,11 @@ class TrainingPartitioner {
   const PartitionOptions& options_;
   const TrainingOptions& training_;
   Target target_;
-  TrainingPlan result_{std::make_shared<Plan>(), "", "", "", {}, {}};
+  TrainingPlan result_{.plan = std::make_shared<Plan>()};
   std::set<std::string> initializers_;  // of the source
   std::map<const Value*, int> axes_;    // of the batch, of inputs
   LossValues loss_;
-  struct Statistic {
-    Value *running, *next;
-  };
-  std::vector<Statistic> statistics_;
+  std::vector<RunningStatistic> statistics_;
   std::vector<Value*> parameters_;
   std::vector<Type> parameter_types_;
   int forward_stages_ = 1;

@@ -14,6 +14,7 @@ struct TrainingPlan {
   std::string loss_sum, loss_count;     // outputs, summed over micro-batches and data ranks
   std::vector<std::string> parameters;  // names of their states; gradients are "gradient:NAME"
   std::vector<std::string> statistics;  // states that are no parameters: running means and variances
+  int64_t least_batch = 1;              // samples of a step: ranks that meet in every micro-batch must all have some
 };
 
 // The states that the update graphs take their numbers from: lr float32 [], step int64 [], scale float32 [].

@@ -61,7 +61,21 @@ void to_inference(Graph& graph) {
 Trainer::Trainer(TrainingPlan plan, const TrainerOptions& options)
     : plan_(std::move(plan)), options_(options), session_(std::make_unique<Session>(plan_.plan, options.session)) {}
 
+void Trainer::check_batch(const Batch& batch) const {
+  for (const PlanInput& input : plan_.plan->inputs) {
+    const auto given = batch.find(input.name);
+    if (given == batch.end() || input.batch_axis < 0) continue;
+    const Dims& dims = given->second.tensor.dims;
+    const auto axis = static_cast<size_t>(input.batch_axis);
+    if (axis >= dims.size() || dims[axis] >= plan_.least_batch) continue;
+    throw Error("a batch of " + std::to_string(dims[axis]) +
+                    " has no sample for some of the micro-batches of data ranks, of which there are " + std::to_string(plan_.least_batch),
+                "use larger batches, fewer micro-batches, or leave out --sync-batch-norm");
+  }
+}
+
 StepResult Trainer::step(const Batch& batch, double learning_rate) {
+  check_batch(batch);
   const std::vector<RuntimeValue> outputs = session_->run(batch);
   StepResult result;
   result.count = static_cast<int64_t>(number_in(output_named(*plan_.plan, outputs, plan_.loss_count)));

@@ -44,6 +44,7 @@ class Trainer {
   const Session& session() const { return *session_; }
 
  private:
+  void check_batch(const Batch& batch) const;
   double squared_sum() const;
 
   TrainingPlan plan_;

@@ -175,6 +175,18 @@ TEST(Training, SynchronisedStatisticsAreThoseOfOneDevice) {
   }
 }
 
+TEST(Training, ASynchronisedRankWithoutSamplesIsAnError) {
+  PartitionOptions options;
+  options.mesh.data = 3;
+  TrainingOptions training;
+  training.sync_batch_norm = true;
+  Trainer trainer(partition_for_training(make_normalised_mlp(), options, training), {});
+  Batch two;
+  two["x"] = float_value({2, kIn}, noise(2 * kIn, 1)), two["target"] = int_value({2}, {0, 1});
+  EXPECT_THROW(trainer.step(two, 0.1), Error);
+  EXPECT_NO_THROW(trainer.step(batch_of(0), 0.1));
+}
+
 // Momentum 0.75 of what was there, and of the batch's mean and population variance the rest.
 TEST(Training, RunningStatisticsMoveAsOnnxSays) {
   Trainer trainer(partition_for_training(make_normalised_mlp(), {}, {}), {});

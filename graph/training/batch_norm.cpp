@@ -1,0 +1,113 @@
+// BatchNormalization while a model is trained.
+#include "graph/training/batch_norm.h"
+
+#include <cstring>
+
+#include "graph/communication_schemas.h"
+#include "graph/errors.h"
+#include "graph/passes.h"
+#include "graph/passes/rewrite.h"
+
+namespace fretsaw {
+namespace {
+
+class BatchNormTrainer {
+ public:
+  BatchNormTrainer(Graph& graph, int data_ranks) : graph_(graph), data_ranks_(data_ranks) {}
+
+  std::vector<RunningStatistic> run() {
+    for (Node* node : std::vector<Node*>(graph_.nodes)) {
+      if (!node->is("BatchNormalization")) continue;
+      for (size_t i : {3, 4})
+        if (!node->input(i)->is_constant())
+          throw Error("its running statistics are computed", "train a model that holds them", ErrorCode::model)
+              .at_node(node->name, node->op);
+      data_ranks_ > 1 ? synchronise(*node) : use_own_statistics(*node);
+    }
+    sort_nodes(graph_);
+    return std::move(statistics_);
+  }
+
+ private:
+  void use_own_statistics(Node& node) {
+    node.set("training_mode", int64_t{1});
+    node.outputs.resize(3);
+    for (size_t i : {1, 2}) {
+      Value* running = node.input(i + 2);
+      set_output(node, i, graph_.add_value(graph_.fresh_name(running->name + "_next"), running->type));
+      statistics_.push_back({running, node.outputs[i]});
+    }
+  }
+
+  // The same from sums over data ranks, in operators that are differentiated one by one:
+  //   mean = sum(x) / n,  var = sum((x - mean)^2) / n,  y = (x - mean) / sqrt(var + eps) * scale + bias
+  void synchronise(Node& node) {
+    Value* x = node.input(0);
+    if (!x->type.shape || x->type.shape->size() < 2 || !(*x->type.shape)[1].known() || x->type.dtype != DType::float32)
+      throw Error("it can be synchronised in float32 and with a known number of channels only", "leave out --sync-batch-norm",
+                  ErrorCode::model)
+          .at_node(node.name, node.op);
+    const auto add = [&](const std::string& op, std::vector<Value*> inputs, std::vector<Attribute> attributes = {},
+                         const std::string& domain = "") {
+      Node* made = graph_.add_node(op, std::move(inputs), {graph_.fresh_name(node.name + "_" + op)}, std::move(attributes), domain);
+      made->name = made->outputs[0]->name;
+      return made->outputs[0];
+    };
+    const auto number = [&](float value) {
+      auto tensor = make_tensor(DType::float32, {});
+      std::memcpy(mutable_data(*tensor), &value, sizeof value);
+      return graph_.add_constant(graph_.fresh_name(node.name + "_number"), tensor);
+    };
+    const auto ints = [&](const std::vector<int64_t>& values) {
+      return graph_.add_constant(graph_.fresh_name(node.name + "_ints"), make_int64s(values));
+    };
+    std::vector<int64_t> others = {0}, channels(x->type.shape->size(), 1);
+    for (size_t d = 2; d < x->type.shape->size(); ++d) others.push_back(static_cast<int64_t>(d));
+    channels[1] = -1;
+    Value *axes = ints(others), *row = ints(channels), *flat = ints({-1});
+    const std::vector<Attribute> group = {{"axis", std::string("data")}, {"group_size", int64_t{data_ranks_}}};
+    const auto over_ranks = [&](Value* value) { return add("AllReduce", {value}, group, kCommunicationDomain); };
+    const auto summed = [&](Value* value) { return over_ranks(add("ReduceSum", {value, axes}, {{"keepdims", int64_t{1}}})); };
+    Value* elements = add("Cast", {add("Size", {x})}, {{"to", static_cast<int64_t>(DType::float32)}});
+    Value* count = over_ranks(add("Mul", {elements, number(1.0f / static_cast<float>((*x->type.shape)[1].value))}));
+    Value* mean = add("Div", {summed(x), count});
+    Value* centred = add("Sub", {x, mean});
+    Value* variance = add("Div", {summed(add("Mul", {centred, centred})), count});
+    Value* root = add("Sqrt", {add("Add", {variance, number(node.get_float("epsilon", 1e-5f))})});
+    Value* scaled = add("Mul", {add("Div", {centred, root}), add("Reshape", {node.input(1), row})});
+    Value* y = node.out(0);
+    y->producer = nullptr;
+    Node* last = graph_.add_node("Add", {scaled, add("Reshape", {node.input(2), row})}, {graph_.fresh_name(node.name + "_y")});
+    last->name = node.name + "_y";
+    set_output(*last, 0, y);
+    const float momentum = node.get_float("momentum", 0.9f);
+    const auto moved = [&](Value* running, Value* now) {
+      Value* kept = add("Mul", {running, number(momentum)});
+      statistics_.push_back({running, add("Add", {kept, add("Mul", {add("Reshape", {now, flat}), number(1 - momentum)})})});
+    };
+    moved(node.input(3), mean), moved(node.input(4), variance);
+    std::erase(graph_.nodes, &node);
+  }
+
+  Graph& graph_;
+  int data_ranks_;
+  std::vector<RunningStatistic> statistics_;
+};
+
+}  // namespace
+
+void batch_norms_for_inference(Graph& graph) {
+  for (Node* node : graph.nodes) {
+    if (!node->is("BatchNormalization")) continue;
+    node->remove("training_mode");
+    node->outputs.resize(1);
+  }
+}
+
+std::vector<RunningStatistic> train_batch_norms(Model& model, int data_ranks) {
+  std::vector<RunningStatistic> statistics = BatchNormTrainer(*model.graph, data_ranks).run();
+  infer_shapes(model);
+  return statistics;
+}
+
+}  // namespace fretsaw
