@@ -223,10 +223,10 @@ class TrainingPartitioner {
   void differentiate() {
     const Gradients gradients = add_gradients(model_, loss_.sum, parameters_);
     plan().notes.insert(plan().notes.end(), gradients.notes.begin(), gradients.notes.end());
+    drop_parameters_without_gradient(gradients);
     for (size_t i = 0; i < parameters_.size(); ++i) {
       Value* gradient = gradients.of(parameters_[i]);
       const std::string name = gradient_of(result_.parameters[i]);
-      if (!gradient) throw Error(fmt::format("parameter '{}' has no gradient", result_.parameters[i]), "leave it out with --freeze");
       plan().states.push_back({name, gradient->type, nullptr, true});
       Value* before = graph().add_value(kStateInput + name, gradient->type);
       before->source = name;
@@ -238,6 +238,16 @@ class TrainingPartitioner {
       stage_of_[sum] = backward_of(home_.at(parameters_[i]));
     }
     sort_nodes(graph());
+  }
+  // They stay as they are; the notes name them.
+  void drop_parameters_without_gradient(const Gradients& gradients) {
+    for (size_t i = parameters_.size(); i-- > 0;) {
+      if (gradients.of(parameters_[i])) continue;
+      const auto at = static_cast<std::ptrdiff_t>(i);
+      parameters_.erase(parameters_.begin() + at), parameter_types_.erase(parameter_types_.begin() + at);
+      result_.parameters.erase(result_.parameters.begin() + at);
+    }
+    if (parameters_.empty()) throw Error("no parameter has a gradient", "check what the loss depends on", ErrorCode::usage);
   }
   int backward_of(int stage) const { return 2 * forward_stages_ - 1 - stage; }
 

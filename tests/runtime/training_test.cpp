@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "graph/errors.h"
@@ -226,6 +227,21 @@ TEST(Training, FrozenParametersStay) {
   EXPECT_EQ(plan.parameters, std::vector<std::string>{"w2"});
   training.freeze = {"*"};
   EXPECT_THROW(partition_for_training(make_mlp(), {}, training), Error);
+}
+
+TEST(Training, AParameterWithoutAGradientStaysAndIsNamed) {
+  Model model = make_mlp();
+  Graph& g = *model.graph;
+  Value* steps = add_node(g, "Floor", {g.add_constant("stuck", floats({kClasses}, noise(kClasses, 9)))}, "steps");
+  g.outputs = {add_node(g, "Add", {g.outputs[0], steps}, "shifted")};
+  for (Node* node : g.nodes) node->name = node->outputs[0]->name;
+  Trainer trainer(partition_for_training(clone(model), {}, {}), {});
+  const std::vector<std::string>& trained = trainer.plan().parameters;
+  EXPECT_EQ(std::count(trained.begin(), trained.end(), "stuck"), 0);
+  const std::vector<std::string>& notes = trainer.plan().plan->notes;
+  EXPECT_TRUE(std::any_of(notes.begin(), notes.end(), [](const std::string& n) { return n.find("stuck") != std::string::npos; }));
+  EXPECT_FALSE(trainer.step(batch_of(0), 0.1).skipped);
+  EXPECT_EQ(elements<float>(trainer.parameter("stuck")), noise(kClasses, 9));
 }
 
 TEST(Training, TheTrainedModelHasTheNewValues) {
