@@ -1,6 +1,7 @@
 // What a rank does because it runs on a device: parcels to and from other devices, outputs on their way to the host, and times.
 #include <utility>
 
+#include "kernels/cpu/parallel.h"
 #include "runtime/rank.h"
 
 namespace fretsaw {
@@ -27,6 +28,36 @@ void Rank::let_go_of_parcels(bool wait) {
     *reading.parcel.read = true;
     return true;
   });
+}
+
+// Brings the plan's outputs to the host and to their places in the wholes, while a device goes on with the next micro-batch.
+void Rank::place_outputs(Stage& done, int micro_batch, const StepInputs& step) {
+  if (tensor_ != 0) return;  // all tensor ranks make the outputs; the first one's count
+  const BatchPart samples = step.batches.parts[static_cast<size_t>(data_)][static_cast<size_t>(micro_batch)];
+  for (size_t i = 0; i < output_places_.size(); ++i) {
+    const OutputPlace& place = output_places_[i];
+    if (place.stage < 0 || stages_[static_cast<size_t>(place.stage)].get() != &done) continue;
+    const RuntimeValue& value = done.micro_batches[static_cast<size_t>(micro_batch)].outputs[place.place];
+    if (value.kind != RuntimeValue::Kind::tensor) continue;
+    Fetched& fetched = fetched_[i][static_cast<size_t>(micro_batch)];
+    std::shared_ptr<void> in_whole = step.wholes ? step.wholes->place(i, samples, value.tensor) : nullptr;
+    const bool on_device = value.tensor.memory == Memory::device;
+    if (in_whole) {
+      fetched.value.kind = RuntimeValue::Kind::tensor;
+      fetched.value.tensor = value.tensor;
+      fetched.value.tensor.memory = Memory::host;
+      fetched.value.tensor.data = in_whole.get();
+      fetched.value.owner = std::move(in_whole);
+    } else if (on_device) {
+      make_pooled(*context_.pinned, fetched.value, value.tensor.dtype, value.tensor.dims, value.tensor.layout);
+    } else {
+      continue;
+    }
+    if (on_device)
+      fetch(fetched, value);
+    else
+      copy_in_parallel(fetched.value.tensor.data, value.tensor.data, value.tensor.bytes(), context_.threads);
+  }
 }
 
 // Starts the copy of an output to the host.

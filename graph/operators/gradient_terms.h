@@ -119,4 +119,11 @@ inline Term as_number(const Condition& c, const Term& like) {
 // g divided by the number of elements of x that make one of y. (reduction_gradients.cpp)
 Term divided_by_count(GradientContext& c, const Term& g, Value* x, Value* y);
 
+// The gradient of the first input alone.
+inline std::vector<Value*> only_first(GradientContext& c, Value* gradient) {
+  std::vector<Value*> found = c.none();
+  found[0] = gradient;
+  return found;
+}
+
 }  // namespace fretsaw

@@ -7,12 +7,6 @@
 namespace fretsaw {
 namespace {
 
-std::vector<Value*> only_first(GradientContext& c, Value* gradient) {
-  std::vector<Value*> found = c.none();
-  found[0] = gradient;
-  return found;
-}
-
 // Rows that several indices name get the sum.
 std::vector<Value*> gather_gradient(GradientContext& c) {
   return only_first(

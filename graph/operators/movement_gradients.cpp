@@ -9,12 +9,6 @@
 namespace fretsaw {
 namespace {
 
-std::vector<Value*> only_first(GradientContext& c, Value* gradient) {
-  std::vector<Value*> found = c.none();
-  found[0] = gradient;
-  return found;
-}
-
 std::vector<Value*> reshape_gradient(GradientContext& c) {
   return only_first(c, c.reshape_like(c.of_output(), c.input(0)));
 }

@@ -4,10 +4,10 @@
 //
 // A mean divides by the sum of the weights of the labels that are not ignored.
 #include <cmath>
-#include <optional>
 
 #include "kernels/cpu/element_copy.h"
 #include "kernels/cpu/gradients.h"
+#include "kernels/cpu/loss_settings.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/scalar_types.h"
 #include "kernels/cpu/softmax.h"
@@ -15,15 +15,6 @@
 namespace fretsaw {
 
 namespace {
-
-struct LossSettings {
-  explicit LossSettings(const Node& node) : reduction(node.get_string("reduction", "mean")) {
-    require(reduction == "mean" || reduction == "sum" || reduction == "none", "an unknown reduction of a loss", "use mean, sum or none");
-    if (node.has("ignore_index")) ignored = node.get_int("ignore_index", 0);
-  }
-  std::string reduction;
-  std::optional<int64_t> ignored;
-};
 
 // For each label its class, -1 where it is ignored, and the factor of its loss: dLoss, weight and mean.
 template <typename T>

@@ -1,8 +1,8 @@
 // NegativeLogLikelihoodLoss and SoftmaxCrossEntropyLoss.
 #include <cmath>
-#include <optional>
 
 #include "kernels/cpu/element_copy.h"
+#include "kernels/cpu/loss_settings.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/scalar_types.h"
 #include "kernels/cpu/softmax.h"
@@ -11,15 +11,6 @@
 namespace fretsaw {
 
 namespace {
-
-struct LossSettings {
-  explicit LossSettings(const Node& node) : reduction(node.get_string("reduction", "mean")) {
-    require(reduction == "mean" || reduction == "sum" || reduction == "none", "an unknown reduction of a loss", "use mean, sum or none");
-    if (node.has("ignore_index")) ignored = node.get_int("ignore_index", 0);
-  }
-  std::string reduction;
-  std::optional<int64_t> ignored;
-};
 
 // log_prob [N, C, D...], labels [N, D...], weights [C] (input 2, may be left out) -> output 0.
 template <typename T>
