@@ -35,7 +35,12 @@ std::vector<Pass> training_passes() {
   return passes;
 }
 
-void check_options(const PartitionOptions& o) {
+void check_options(const PartitionOptions& o, const TrainingOptions& t) {
+  const auto refuse = [](const std::string& what) { throw Error(what + " is not in this build", "leave it out", ErrorCode::usage); };
+  if (t.chunks > 1) refuse("training with several chunks a rank");
+  if (t.zero > 0) refuse("a sharded optimizer");
+  if (t.recompute != "none") refuse("recomputation");
+  if (t.precision != "fp32") refuse("training in half precision");
   if (o.mesh.tensor > 1) throw Error("training with a tensor axis is not in this build", "use data and pipeline axes", ErrorCode::usage);
   if (o.mesh.data < 1 || o.mesh.pipeline < 1 || o.micro_batches < 1)
     throw Error("a mesh axis or the number of micro-batches is below 1", "use at least 1", ErrorCode::usage);
@@ -47,7 +52,7 @@ class TrainingPartitioner {
       : model_(std::move(model)), options_(options), training_(training), target_(load_target(options.target)) {}
 
   TrainingPlan run() {
-    check_options(options_);
+    check_options(options_, training_);
     prepare();
     find_parameters();
     assign_forward();

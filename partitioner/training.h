@@ -16,6 +16,13 @@ struct TrainingOptions {
   // Patterns of parameter names (name_pattern.h): only what `train` matches, where there is one, and nothing that `freeze` does.
   std::vector<std::string> train, freeze;
   bool sync_batch_norm = false;  // BatchNormalization by the statistics of all data ranks' samples of a micro-batch
+  int chunks = 1;                // stages a pipeline rank runs, of the schedule "interleaved"
+  // What is divided over the data ranks: 1 what the optimizer keeps, 2 and the sums of gradients, 3 and the parameters.
+  int zero = 0;
+  // What the backward pass computes once more: "none", "all" (it keeps only what passes between blocks), or "auto" (as many blocks as the
+  // device's memory asks for).
+  std::string recompute = "none";
+  std::string precision = "fp32";  // of weights and activations: fp32, fp16, bf16; parameters and what is kept of them stay float32
 };
 
 // Forward, backward and update graphs. Trained are the float initializers of the source that the loss depends on, as the options choose
