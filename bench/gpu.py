@@ -1,6 +1,7 @@
 """What must hold of fretsaw on GPUs, measured: one table, a row for each figure with what is wanted of it.
 
-Subcommands: zoo (every model whole), meshes (cut), speed (against PyTorch), tensor, pipeline and failures (several GPUs), memory, start, all.
+Subcommands: zoo (every model whole), meshes (cut), speed (against PyTorch), tensor, pipeline and failures (several GPUs), memory, start,
+train-zoo and train-speed (training against PyTorch), all.
 Ends with 1 when a figure falls short or something failed.
 """
 import argparse
@@ -15,10 +16,11 @@ from gpu_failures import failures
 from gpu_limits import memory, start
 from gpu_plans import pipeline, tensor
 from gpu_speed import speed
+from gpu_training import train_speed, train_zoo
 from gpu_zoo import meshes, zoo
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-ONE_GPU = {"zoo": zoo, "meshes": meshes, "speed": speed, "memory": memory, "start": start}
+ONE_GPU = {"zoo": zoo, "meshes": meshes, "speed": speed, "memory": memory, "start": start, "train-zoo": train_zoo, "train-speed": train_speed}
 MANY_GPUS = {"tensor": tensor, "pipeline": pipeline, "failures": failures}
 COMMANDS = {**ONE_GPU, **MANY_GPUS}
 
@@ -58,6 +60,7 @@ def add_common(parser):
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=(*COMMANDS, "all"))
+    parser.add_argument("folder", nargs="?", help="of train-zoo: training cases, which are those of the zoo without it")
     add_common(parser)
     return parser.parse_args()
 

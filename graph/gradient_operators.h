@@ -10,6 +10,9 @@
 //   LayerNormalizationGrad(dY, X, scale) -> dX, LayerNormalizationGradScale(dY, X) -> dScale, in the shape of the rows (X's dimensions
 //     from `axis` on); RMSNormalizationGrad and RMSNormalizationGradScale likewise; attributes axis, epsilon
 //   SoftmaxCrossEntropyLossGrad, NegativeLogLikelihoodLossGrad(dLoss, scores, labels, weights) -> dScores; the loss's attributes
+//   DropoutMask(shape, samples, counter) -> mask      true with probability 1 - ratio, by the element's index in the whole batch alone:
+//     shape int64 [r] of the mask, whose dimension 0 is the samples at hand times a number of rows each; samples int64 [2]: the first of
+//     them in the batch, and how many they are; counter int64 [] is another in every step; attributes ratio, and key (int) of the node
 //
 // `shape` is that of dX, an int64 tensor. The gradient of a scale is an operator of its own, since what the stage before waits for (dX)
 // does not need it.

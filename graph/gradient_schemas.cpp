@@ -185,10 +185,34 @@ std::vector<OpSchema> norm_schemas() {
   return schemas;
 }
 
+void mask_shape(InferenceContext& context) {
+  onnx::updateOutputElemType(context, 0, onnx::TensorProto::BOOL);
+  bool found = false;
+  const onnx::TensorShapeProto shape = onnx::getShapeInput(context, 0, found);
+  if (found) onnx::updateOutputShape(context, 0, shape);
+}
+
+std::vector<OpSchema> random_schemas() {
+  OpSchema mask("DropoutMask", __FILE__, __LINE__);
+  mask.SetDomain(kCommunicationDomain)
+      .SinceVersion(1)
+      .SetDoc("Which elements a dropout keeps, by their index in the whole batch.")
+      .Input(0, "shape", "The shape of the mask", "S")
+      .Input(1, "samples", "The first sample at hand and how many there are", "S")
+      .Input(2, "counter", "Another number in every step", "S")
+      .Output(0, "mask", "True where an element stays", "B")
+      .TypeConstraint("S", {"tensor(int64)"}, "Whole numbers")
+      .TypeConstraint("B", {"tensor(bool)"}, "The mask")
+      .Attr("ratio", "The share of elements that go", AttributeProto::FLOAT, 0.5f)
+      .Attr("key", "Of the generator", AttributeProto::INT, static_cast<int64_t>(0))
+      .TypeAndShapeInferenceFunction(mask_shape);
+  return {mask};
+}
+
 }  // namespace
 
 void register_gradient_schemas() {
-  for (auto family : {movement_schemas, window_schemas, norm_schemas})
+  for (auto family : {movement_schemas, window_schemas, norm_schemas, random_schemas})
     for (OpSchema& schema : family()) onnx::RegisterSchema(std::move(schema), 0, false);
 }
 

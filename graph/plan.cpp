@@ -20,21 +20,13 @@
 #include "graph/errors.h"
 #include "graph/io.h"
 #include "graph/merge.h"
+#include "graph/passes.h"
+#include "graph/plan_checks.h"
+#include "graph/plan_files.h"
 #include "graph/plan_json.h"
 
 namespace fretsaw {
 namespace fs = std::filesystem;
-
-ScheduleProblem schedule_problem(const Plan& plan) {
-  ScheduleProblem problem;
-  problem.stages = static_cast<int>(plan.stages.size());
-  problem.micro_batches = plan.micro_batches;
-  std::vector<std::set<int>> needs(plan.stages.size());
-  for (const Route& r : plan.routes) needs.at(static_cast<size_t>(r.to_stage)).insert(r.from_stage);
-  for (const auto& n : needs) problem.needs.emplace_back(n.begin(), n.end());
-  for (int s = 0; s < problem.stages; ++s) problem.rank_of_stage.push_back(s % plan.mesh.pipeline);
-  return problem;
-}
 
 bool is_plan_folder(const std::string& path) {
   std::error_code error;
@@ -98,10 +90,13 @@ void check_target(const Plan& plan, const fs::path& folder, bool overwrite) {
   };
   if (lies_in(plan.source_file, folder)) refuse(plan.source_file);
   std::set<const MappedFile*> files;
+  const auto check = [&](const Tensor& tensor) {
+    if (tensor.file && files.insert(tensor.file.get()).second && lies_in(tensor.file->path(), folder)) refuse(tensor.file->path());
+  };
   for (const PlanGraph& g : plan.graphs)
-    for (const Value* v : g.model->graph->initializers())
-      if (v->constant->file && files.insert(v->constant->file.get()).second && lies_in(v->constant->file->path(), folder))
-        refuse(v->constant->file->path());
+    for (const Value* v : g.model->graph->initializers()) check(*v->constant);
+  for (const PlanState& state : plan.states)
+    if (state.initial) check(*state.initial);
 }
 
 void write_text(const fs::path& path, const std::string& text) {
@@ -130,6 +125,22 @@ void replace_folder(TemporaryFolder& done, const fs::path& folder) {
   fs::remove_all(old, error);
 }
 
+// The values that states begin with, as initializers under their names.
+Model model_of_states(const Plan& plan) {
+  constexpr int64_t kIrVersion = 10;
+  Model model;
+  model.ir_version = kIrVersion;
+  model.opsets = {{"", newest_opset()}};
+  model.graph = std::make_shared<Graph>();
+  model.graph->name = "states";
+  for (const PlanState& state : plan.states) {
+    if (!state.initial) continue;
+    Value* value = model.graph->add_constant(state.name, state.initial);
+    value->type = state.type;
+  }
+  return model;
+}
+
 // Runs jobs on a few threads. All come to their end; the first error is thrown.
 void run_side_by_side(const std::vector<std::function<void()>>& jobs) {
   std::atomic<size_t> next = 0;
@@ -155,7 +166,12 @@ void run_side_by_side(const std::vector<std::function<void()>>& jobs) {
 
 }  // namespace
 
-void write_plan(const Plan& plan, const std::string& folder_name, const WritePlanOptions& options) {
+void write_plan(const Plan& plan, const std::string& folder, const WritePlanOptions& options) {
+  write_plan_files(plan, {}, folder, options);
+}
+
+void write_plan_files(const Plan& plan, const std::map<std::string, std::string>& texts, const std::string& folder_name,
+                      const WritePlanOptions& options) {
   fs::path folder = folder_name;
   while (!folder.empty() && folder.filename().empty() && folder.has_relative_path()) folder = folder.parent_path();  // "plan/" is "plan"
   if (folder.empty() || folder.filename() == "." || folder.filename() == ".." || !folder.has_filename())
@@ -171,12 +187,37 @@ void write_plan(const Plan& plan, const std::string& folder_name, const WritePla
   for (const PlanGraph& g : plan.graphs) add_file(*g.model, g.file, {.external_above = 0});
   if (plan.annotated) add_file(*plan.annotated, "annotated.onnx", {.external_above = SIZE_MAX});
   if (plan.whole) add_file(*plan.whole, kWholeFile, {});
+  const Model states = model_of_states(plan);
+  if (!states.graph->all_values().empty()) add_file(states, kStatesFile, {.external_above = 0});
   run_side_by_side(files);
+  for (const auto& [name, text] : texts) write_text(temporary.path() / name, text);
   write_text(temporary.path() / "plan.json", plan_to_json(plan));
   replace_folder(temporary, folder);
 }
 
 namespace {
+
+// Puts the values that states begin with in place of their announcements.
+void read_states(Plan& plan, const ReadOptions& read) {
+  const bool any = std::any_of(plan.states.begin(), plan.states.end(), [](const PlanState& s) { return s.initial != nullptr; });
+  if (!any) return;
+  const std::string path = (fs::path(plan.folder) / kStatesFile).string();
+  const Model model = read_model(path, read);
+  std::map<std::string, TensorPtr> found;
+  for (const Value* v : model.graph->initializers()) found[v->name] = v->constant;
+  for (PlanState& state : plan.states) {
+    if (!state.initial) continue;
+    const auto tensor = found.find(state.name);
+    const auto wrong = [&](const std::string& what) {
+      return Error(fmt::format("the state '{}' {}", state.name, what), "the plan is damaged; partition the model again").in_file(path);
+    };
+    if (tensor == found.end()) throw wrong("has no value there, and plan.json says it has one");
+    if (tensor->second->dtype != state.type.dtype || tensor->second->dims != dims_of(*state.type.shape))
+      throw wrong(fmt::format("is {} {} there, and {} in plan.json", name_of(tensor->second->dtype), to_string(tensor->second->dims),
+                              to_string(state.type)));
+    state.initial = tensor->second;
+  }
+}
 
 std::string read_text(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
@@ -186,51 +227,6 @@ std::string read_text(const fs::path& path) {
   return text.str();
 }
 
-[[noreturn]] void damaged(const std::string& what) {
-  throw Error(what, "the plan is damaged; partition the model again");
-}
-
-const Graph& graph_of(const Plan& plan, int stage) {
-  for (const PlanGraph& g : plan.graphs)
-    if (g.stage == stage && g.kind == "forward") return *g.model->graph;
-  damaged(fmt::format("stage {} has no forward graph", stage));
-}
-
-const Value* named(const std::vector<Value*>& values, const std::string& name) {
-  for (const Value* v : values)
-    if (v->name == name) return v;
-  return nullptr;
-}
-
-// That inputs, outputs and routes name values that the graphs have.
-void check_references(const Plan& plan) {
-  for (size_t s = 0; s < plan.stages.size(); ++s) graph_of(plan, static_cast<int>(s));
-  std::vector<std::set<std::string>> known(plan.stages.size());
-  std::set<int> tags;
-  for (size_t i = 0; i < plan.routes.size(); ++i) {
-    const Route& r = plan.routes[i];
-    if (!tags.insert(r.tag).second) damaged(fmt::format("field 'routes[{}].tag' is used twice", i));
-    if (!named(graph_of(plan, r.from_stage).outputs, r.from_name))
-      damaged(fmt::format("field 'routes[{}].from_name' names '{}', which is no output of stage {}", i, r.from_name, r.from_stage));
-    if (!named(graph_of(plan, r.to_stage).inputs, r.to_name))
-      damaged(fmt::format("field 'routes[{}].to_name' names '{}', which is no input of stage {}", i, r.to_name, r.to_stage));
-    known[static_cast<size_t>(r.to_stage)].insert(r.to_name);
-  }
-  for (size_t i = 0; i < plan.inputs.size(); ++i)
-    for (int s : plan.inputs[i].stages) {
-      if (!named(graph_of(plan, s).inputs, plan.inputs[i].name))
-        damaged(fmt::format("field 'inputs[{}].stages' names stage {}, which has no input '{}'", i, s, plan.inputs[i].name));
-      known[static_cast<size_t>(s)].insert(plan.inputs[i].name);
-    }
-  for (size_t i = 0; i < plan.outputs.size(); ++i)
-    if (!named(graph_of(plan, plan.outputs[i].stage).outputs, plan.outputs[i].name))
-      damaged(fmt::format("field 'outputs[{}].stage' names stage {}, which has no output '{}'", i, plan.outputs[i].stage,
-                          plan.outputs[i].name));
-  for (size_t s = 0; s < plan.stages.size(); ++s)
-    for (const Value* v : graph_of(plan, static_cast<int>(s)).inputs)
-      if (!known[s].count(v->name)) damaged(fmt::format("stage {} takes '{}', which nobody gives it", s, v->name));
-}
-
 }  // namespace
 
 Plan read_plan(const std::string& folder, bool structure_only_weights) {
@@ -238,16 +234,15 @@ Plan read_plan(const std::string& folder, bool structure_only_weights) {
   Plan plan;
   try {
     plan = plan_from_json(read_text(path));
-    verify(plan.schedule, schedule_problem(plan));
+    check_schedule(plan);
   } catch (const Error& e) {
     throw e.in_file(path.string());
   }
   plan.folder = folder;
-  for (PlanGraph& g : plan.graphs) {
-    ReadOptions read;
-    read.allow_missing_weights = structure_only_weights || plan.structure_only;
-    g.model = std::make_shared<Model>(read_model((fs::path(folder) / g.file).string(), read));
-  }
+  ReadOptions read;
+  read.allow_missing_weights = structure_only_weights || plan.structure_only;
+  for (PlanGraph& g : plan.graphs) g.model = std::make_shared<Model>(read_model((fs::path(folder) / g.file).string(), read));
+  read_states(plan, read);
   try {
     check_references(plan);
   } catch (const Error& e) {

@@ -7,6 +7,7 @@
 
 #include "graph/ir.h"
 #include "graph/schedule.h"
+#include "graph/sharding.h"
 
 namespace fretsaw {
 
@@ -20,8 +21,9 @@ struct Mesh {
   int rank(int d, int p, int t) const { return (d * pipeline + p) * tensor + t; }
 };
 
-// A graph that some ranks run. Of a plan that trains, with n stages: "forward" k of 0 .. n - 1 and "backward" 2 n - 1 - k, which together
-// run each micro-batch; then, once a step, "reduce" 2 n + p and "update" 2 n + P + p of pipeline rank p of P.
+// A graph that some ranks run. Of a plan that trains, with n forward stages: "forward" k of 0 .. n - 1, "backward" 2 n - 1 - k and, where
+// gradients of weights are made apart, "weights" 3 n - 1 - k, all on the pipeline rank k % P of P, which together run each micro-batch;
+// then, once a step, "reduce" s + p and "update" s + P + p of pipeline rank p, where s is the number of those before.
 struct PlanGraph {
   int stage = 0;
   std::string kind = "forward";
@@ -61,10 +63,17 @@ struct PlanOutput {
 // What ranks keep from step to step: a parameter, its gradient, what the optimizer keeps of it, running statistics. Graphs take it as the
 // input "state:NAME" and give its new value as the output "next:NAME".
 struct PlanState {
+  // One dimension in parts, one for each rank of the mesh axis.
+  struct Part {
+    std::string axis;  // "tensor", "data"
+    int dim = 0;
+    Cut cut;
+  };
   std::string name;             // "fc.weight", "gradient:fc.weight", "exp_avg:fc.weight"
-  Type type;                    // of known shape
-  TensorPtr initial;            // null: zeros
+  Type type;                    // of the whole, of known shape
+  TensorPtr initial;            // of the whole; null: zeros
   bool starts_at_zero = false;  // in every step
+  std::vector<Part> parts;      // what a rank keeps of it; each cuts what the one before leaves. Empty: all of it
 };
 inline constexpr const char *kStateInput = "state:", *kStateOutput = "next:";
 

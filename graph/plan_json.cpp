@@ -1,12 +1,14 @@
-// Plans to JSON and back. Names are any bytes: one that is not UTF-8 is written as {"hex": "..."}.
+// Plans to JSON and back.
 #include "graph/plan_json.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "graph/errors.h"
+#include "graph/json_field.h"
+#include "graph/plan_checks.h"
+#include "graph/training/plan_graphs.h"
 
 namespace fretsaw {
 namespace {
@@ -14,31 +16,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // --- writing ---
-
-bool is_utf8(const std::string& s) {
-  for (size_t i = 0; i < s.size();) {
-    auto c = static_cast<unsigned char>(s[i]);
-    size_t more = c < 0x80 ? 0 : (c >= 0xC2 && c < 0xE0) ? 1 : (c >= 0xE0 && c < 0xF0) ? 2 : (c >= 0xF0 && c < 0xF5) ? 3 : 4;
-    if (more == 4 || i + more >= s.size()) return false;
-    uint32_t code = more == 0 ? c : c & (0x3Fu >> more);
-    for (size_t k = 1; k <= more; ++k) {
-      auto d = static_cast<unsigned char>(s[i + k]);
-      if ((d & 0xC0) != 0x80) return false;
-      code = code << 6 | (d & 0x3F);
-    }
-    if ((more == 2 && code < 0x800) || (more == 3 && (code < 0x10000 || code > 0x10FFFF)) || (code >= 0xD800 && code < 0xE000))
-      return false;
-    i += more + 1;
-  }
-  return true;
-}
-
-Json text(const std::string& s) {
-  if (is_utf8(s)) return s;
-  std::string hex;
-  for (char c : s) hex += fmt::format("{:02x}", static_cast<unsigned char>(c));
-  return Json{{"hex", hex}};
-}
 
 const char* kind_name(Type::Kind kind) {
   static constexpr const char* kNames[] = {"unknown", "tensor", "sparse_tensor", "sequence", "optional", "map"};
@@ -49,7 +26,7 @@ Json to_json(const Type& type) {
   Json j{{"kind", kind_name(type.kind)}, {"dtype", name_of(type.dtype)}};
   if (type.shape) {
     Json dims = Json::array();
-    for (const Dim& d : *type.shape) dims.push_back(d.known() ? Json(d.value) : d.symbol.empty() ? Json() : text(d.symbol));
+    for (const Dim& d : *type.shape) dims.push_back(d.known() ? Json(d.value) : d.symbol.empty() ? Json() : json_text(d.symbol));
     j["shape"] = std::move(dims);
   }
   if (type.element) j["element"] = to_json(*type.element);
@@ -70,6 +47,7 @@ Json graphs_json(const Plan& plan) {
 }
 
 Json ranks_json(const Plan& plan) {
+  const GraphNumbers numbers = graph_numbers(plan);
   Json list = Json::array();
   for (int d = 0; d < plan.mesh.data; ++d)
     for (int p = 0; p < plan.mesh.pipeline; ++p)
@@ -78,7 +56,7 @@ Json ranks_json(const Plan& plan) {
         Json files = Json::array();
         std::vector<int> stages;
         for (const PlanGraph& g : plan.graphs) {
-          bool ours = g.stage % plan.mesh.pipeline == p;
+          bool ours = numbers.rank_of(g.stage) == p;
           for (const auto& [axis, i] : g.coordinates) ours = ours && at.count(axis) && at[axis] == i;
           if (!ours) continue;
           files.push_back(g.file);
@@ -100,18 +78,41 @@ Json schedule_json(const Schedule& schedule) {
 }
 
 Json routes_json(const Plan& plan) {
+  const GraphNumbers numbers = graph_numbers(plan);
   Json list = Json::array();
   for (const Route& r : plan.routes)
     list.push_back({{"tag", r.tag},
                     {"from_stage", r.from_stage},
                     {"to_stage", r.to_stage},
-                    {"from_rank", plan.mesh.rank(0, r.from_stage % plan.mesh.pipeline, 0)},
-                    {"to_rank", plan.mesh.rank(0, r.to_stage % plan.mesh.pipeline, 0)},
-                    {"value", text(r.value)},
-                    {"from_name", text(r.from_name)},
-                    {"to_name", text(r.to_name)},
-                    {"source", text(r.source)},
+                    {"from_rank", plan.mesh.rank(0, numbers.rank_of(r.from_stage), 0)},
+                    {"to_rank", plan.mesh.rank(0, numbers.rank_of(r.to_stage), 0)},
+                    {"value", json_text(r.value)},
+                    {"from_name", json_text(r.from_name)},
+                    {"to_name", json_text(r.to_name)},
+                    {"source", json_text(r.source)},
                     {"type", to_json(r.type)}});
+  return list;
+}
+
+Json states_json(const Plan& plan) {
+  Json list = Json::array();
+  for (const PlanState& state : plan.states) {
+    Json parts = Json::array();
+    for (const PlanState::Part& part : state.parts) {
+      Json of_ranks = Json::array();
+      for (const Intervals& intervals : part.cut.parts) {
+        Json of_rank = Json::array();
+        for (const Interval& i : intervals) of_rank.push_back({i.begin, i.end});
+        of_ranks.push_back(std::move(of_rank));
+      }
+      parts.push_back({{"axis", part.axis}, {"dim", part.dim}, {"size", part.cut.size}, {"intervals", std::move(of_ranks)}});
+    }
+    list.push_back({{"name", json_text(state.name)},
+                    {"type", to_json(state.type)},
+                    {"initial", state.initial != nullptr},
+                    {"starts_at_zero", state.starts_at_zero},
+                    {"parts", std::move(parts)}});
+  }
   return list;
 }
 
@@ -120,8 +121,8 @@ Json routes_json(const Plan& plan) {
 std::string plan_to_json(const Plan& plan) {
   Json j;
   j["format_version"] = Plan::format_version;
-  j["source"] = {{"file", text(plan.source_file)}, {"digest", plan.source_digest}};
-  j["target"] = text(plan.target);
+  j["source"] = {{"file", json_text(plan.source_file)}, {"digest", plan.source_digest}};
+  j["target"] = json_text(plan.target);
   j["link"] = {{"bytes_per_us", plan.link_bytes_per_us}, {"latency_us", plan.link_latency_us}};
   j["structure_only"] = plan.structure_only;
   j["mesh"] = {{"data", plan.mesh.data}, {"pipeline", plan.mesh.pipeline}, {"tensor", plan.mesh.tensor}};
@@ -147,16 +148,16 @@ std::string plan_to_json(const Plan& plan) {
   j["stages"] = std::move(stages);
   j["predicted"] = {{"slowest_stage_us", slowest_us}, {"memory_bytes", most_bytes}};
   for (const PlanInput& i : plan.inputs)
-    inputs.push_back({{"name", text(i.name)}, {"type", to_json(i.type)}, {"batch_axis", i.batch_axis}, {"stages", i.stages}});
+    inputs.push_back({{"name", json_text(i.name)}, {"type", to_json(i.type)}, {"batch_axis", i.batch_axis}, {"stages", i.stages}});
   for (const PlanOutput& o : plan.outputs)
-    outputs.push_back({{"name", text(o.name)}, {"type", to_json(o.type)}, {"stage", o.stage}, {"merge", o.merge}, {"axis", o.axis}});
-  for (const auto& [tensor, sharding] : plan.shardings) shardings.push_back({{"tensor", text(tensor)}, {"sharding", sharding}});
-  for (const std::string& n : plan.notes) notes.push_back(text(n));
+    outputs.push_back({{"name", json_text(o.name)}, {"type", to_json(o.type)}, {"stage", o.stage}, {"merge", o.merge}, {"axis", o.axis}});
+  for (const auto& [tensor, sharding] : plan.shardings) shardings.push_back({{"tensor", json_text(tensor)}, {"sharding", sharding}});
+  for (const std::string& n : plan.notes) notes.push_back(json_text(n));
   j["inputs"] = std::move(inputs);
   j["outputs"] = std::move(outputs);
   j["routes"] = routes_json(plan);
   j["shardings"] = std::move(shardings);
-  j["state"] = Json::array();
+  j["state"] = states_json(plan);
   j["schedule"] = schedule_json(plan.schedule);
   j["notes"] = std::move(notes);
   return j.dump(1) + "\n";
@@ -165,69 +166,6 @@ std::string plan_to_json(const Plan& plan) {
 // --- reading ---
 
 namespace {
-
-// A JSON value with its place, so that errors can say which field is wrong.
-class Field {
- public:
-  Field(const Json& json, std::string place) : json_(json), place_(std::move(place)) {}
-
-  Field at(const char* key) const {
-    if (!json_.is_object()) throw wrong("is no object");
-    auto it = json_.find(key);
-    if (it == json_.end()) throw Error(fmt::format("field '{}' is missing", place_.empty() ? key : place_ + "." + key), kRemedy);
-    return {*it, place_.empty() ? key : place_ + "." + key};
-  }
-  bool has(const char* key) const { return json_.is_object() && json_.contains(key); }
-  bool is_null() const { return json_.is_null(); }
-  bool is_number() const { return json_.is_number_integer(); }
-  std::vector<Field> items() const {
-    if (!json_.is_array()) throw wrong("is no list");
-    std::vector<Field> list;
-    for (size_t i = 0; i < json_.size(); ++i) list.emplace_back(json_[i], fmt::format("{}[{}]", place_, i));
-    return list;
-  }
-  int64_t integer(int64_t least, int64_t most = INT64_MAX) const {
-    if (!json_.is_number_integer() || (json_.is_number_unsigned() && json_.get<uint64_t>() > uint64_t{INT64_MAX}))
-      throw wrong("is no integer");
-    auto v = json_.get<int64_t>();
-    if (v < least || v > most) throw wrong(fmt::format("is {}, which is out of range", v));
-    return v;
-  }
-  int small(int least) const { return static_cast<int>(integer(least, 1 << 24)); }
-  double number() const {
-    if (!json_.is_number()) throw wrong("is no number");
-    return json_.get<double>();
-  }
-  bool boolean() const {
-    if (!json_.is_boolean()) throw wrong("is neither true nor false");
-    return json_.get<bool>();
-  }
-  std::string text() const {
-    if (json_.is_string()) return json_.get<std::string>();
-    if (!has("hex") || !json_["hex"].is_string()) throw wrong("is no text");
-    const auto& hex = json_["hex"].get_ref<const std::string&>();
-    std::string bytes;
-    for (size_t i = 0; i + 1 < hex.size() + 1; i += 2) {
-      if (i + 1 >= hex.size() || !std::isxdigit(static_cast<unsigned char>(hex[i])) ||
-          !std::isxdigit(static_cast<unsigned char>(hex[i + 1])))
-        throw wrong("is no text");
-      bytes += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
-    }
-    return bytes;
-  }
-  std::map<std::string, int> integers() const {
-    if (!json_.is_object()) throw wrong("is no object");
-    std::map<std::string, int> found;
-    for (auto it = json_.begin(); it != json_.end(); ++it) found[it.key()] = Field(it.value(), place_ + "." + it.key()).small(0);
-    return found;
-  }
-  Error wrong(const std::string& what) const { return Error(fmt::format("field '{}' {}", place_, what), kRemedy); }
-
- private:
-  static constexpr const char* kRemedy = "the plan is damaged or of another version; partition the model again";
-  const Json& json_;
-  std::string place_;
-};
 
 Type read_type(const Field& f, int depth = 0) {
   if (depth > 16) throw f.wrong("is nested too deeply");
@@ -304,6 +242,37 @@ void read_parts(const Field& root, Plan& plan, int stages) {
   }
 }
 
+Intervals read_intervals(const Field& f) {
+  Intervals intervals;
+  for (const Field& i : f.items()) {
+    const std::vector<Field> ends = i.items();
+    if (ends.size() != 2) throw i.wrong("is no pair of a begin and an end");
+    intervals.push_back({ends[0].integer(0), ends[1].integer(0)});
+  }
+  return intervals;
+}
+
+void read_states(const Field& list, Plan& plan) {
+  for (const Field& s : list.items()) {
+    PlanState& state = plan.states.emplace_back();
+    state.name = s.at("name").text();
+    state.type = read_type(s.at("type"));
+    state.starts_at_zero = s.at("starts_at_zero").boolean();
+    if (s.at("initial").boolean()) {
+      auto announced = std::make_shared<Tensor>();
+      announced->missing = "its file was not read";
+      state.initial = std::move(announced);
+    }
+    for (const Field& p : s.at("parts").items()) {
+      PlanState::Part& part = state.parts.emplace_back();
+      part.axis = p.at("axis").text();
+      part.dim = p.at("dim").small(0);
+      part.cut.size = p.at("size").integer(0);
+      for (const Field& rank : p.at("intervals").items()) part.cut.parts.push_back(read_intervals(rank));
+    }
+  }
+}
+
 }  // namespace
 
 Plan plan_from_json(const std::string& source) {
@@ -346,15 +315,17 @@ Plan plan_from_json(const std::string& source) {
   if (stages < plan.mesh.pipeline) throw root.at("stages").wrong("has fewer stages than the mesh has pipeline ranks");
   for (const Field& g : root.at("graphs").items()) {
     PlanGraph& graph = plan.graphs.emplace_back();
-    graph.stage = static_cast<int>(g.at("stage").integer(0, stages - 1));
+    graph.stage = g.at("stage").small(0);
     graph.kind = g.at("kind").text();
     graph.coordinates = g.at("coordinates").integers();
     graph.file = read_file_name(g.at("file"));
   }
   read_parts(root, plan, stages);
   for (const Field& s : root.at("shardings").items()) plan.shardings[s.at("tensor").text()] = s.at("sharding").text();
+  read_states(root.at("state"), plan);
   plan.schedule = read_schedule(root.at("schedule"));
   for (const Field& n : root.at("notes").items()) plan.notes.push_back(n.text());
+  check_numbers(plan);
   return plan;
 }
 

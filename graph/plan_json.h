@@ -7,7 +7,8 @@
 namespace fretsaw {
 
 std::string plan_to_json(const Plan& plan);
-// `graphs` have no models yet. Throws Error naming the field that is missing or wrong.
+// `graphs` have no models yet, and `initial` of a state that has one is a tensor whose bytes are missing. Throws Error naming the field
+// that is missing or wrong.
 Plan plan_from_json(const std::string& text);
 
 }  // namespace fretsaw

@@ -35,7 +35,7 @@ struct ScheduleProblem {
   int stages = 1;
   int micro_batches = 1;
   std::vector<std::vector<int>> needs;  // for each stage, ascending
-  std::vector<int> rank_of_stage;
+  std::vector<int> rank_of_stage;       // -1: no graph has this number, and nothing needs it
 };
 // Throws Error naming the first action that is wrong: a value used before it is made, a send with no receive, a rendezvous
 // deadlock (even if every send waited until its receive is posted), something done twice or never, something used after it was freed.

@@ -63,6 +63,6 @@ struct Architecture {
   Model (*build)(const std::string& name, Settings& settings);
 };
 void add_convolutional(std::vector<Architecture>& list);  // mlp, resnet*, vgg16, unet, mobilenet_v2
-void add_transformers(std::vector<Architecture>& list);   // bert, gpt2, llama, vit
+void add_transformers(std::vector<Architecture>& list);   // bert, gpt2, small_gpt, llama, vit
 
 }  // namespace fretsaw

@@ -90,17 +90,23 @@ Model bert(const std::string& name, Settings& s) {
   return b.finish();
 }
 
+// What a GPT starts from.
+struct GptStart {
+  int64_t vocab, longest;  // the longest: of sequences
+  double table, position;  // deviations of embeddings
+  bool scaled;             // whether the logits are divided by sqrt(hidden)
+};
+
 // Radford et al., 2019: normalisation before each sublayer, fused QKV, the embedding tied to the output layer.
-Model gpt2(const std::string& name, Settings& s) {
+Model gpt(const std::string& name, Settings& s, const Sizes& z, const GptStart& start) {
   Builder b(name, s);
-  Sizes z = read_sizes(s, 12, 768, 12, 0);
-  int64_t vocab = s.number("vocab", 50257, 1 << 24), longest = 1024;
+  int64_t vocab = s.number("vocab", start.vocab, 1 << 24), longest = start.longest;
   Dim batch = s.dimension("batch"), sequence = s.dimension("sequence");
   if (sequence.known()) longest = std::max(longest, sequence.value);
   Value* ids = b.input("input_ids", DType::int64, {batch, sequence});
-  Value* table = b.weight("wte.weight", {vocab, z.hidden}, 1.0);
+  Value* table = b.weight("wte.weight", {vocab, z.hidden}, start.table);
   Value* x = b.op("Gather", {table, ids}, {{"axis", int64_t{0}, "", ""}});
-  x = b.op("Add", {x, positions(b, b.weight("wpe.weight", {longest, z.hidden}, 0.3), ids)});
+  x = b.op("Add", {x, positions(b, b.weight("wpe.weight", {longest, z.hidden}, start.position), ids)});
   Value* mask = causal_mask(b, position_range(b, ids));
   for (int64_t i = 0; i < z.layers; ++i) {
     std::string scope = layer("h", i);
@@ -114,10 +120,19 @@ Model gpt2(const std::string& name, Settings& s) {
     x = b.op("Add", {x, b.linear(scope + ".mlp.c_proj", n, z.intermediate, z.hidden, true, residual_gain(z.layers))});
   }
   x = b.layer_norm("ln_f", x, z.hidden, 1e-5);
-  Value* scaled =
-      b.op("Mul", {x, b.scalar(1.0 / std::sqrt(static_cast<double>(z.hidden)))});  // keeps the logits of a unit-variance table near 1
-  b.output("logits", b.op("MatMul", {scaled, b.transpose(table, {1, 0})}), {batch, sequence, vocab});
+  if (start.scaled) x = b.op("Mul", {x, b.scalar(1.0 / std::sqrt(static_cast<double>(z.hidden)))});
+  b.output("logits", b.op("MatMul", {x, b.transpose(table, {1, 0})}), {batch, sequence, vocab});
   return b.finish();
+}
+
+// The scale keeps the logits of a table of unit variance near 1.
+Model gpt2(const std::string& name, Settings& s) {
+  return gpt(name, s, read_sizes(s, 12, 768, 12, 0), {.vocab = 50257, .longest = 1024, .table = 1.0, .position = 0.3, .scaled = true});
+}
+
+// To be trained: small embeddings, as GPT-2's were before training, learn faster. A byte is a token.
+Model small_gpt(const std::string& name, Settings& s) {
+  return gpt(name, s, read_sizes(s, 4, 128, 4, 0), {.vocab = 256, .longest = 128, .table = 0.02, .position = 0.02, .scaled = false});
 }
 
 // The rotation of rotary embeddings (Su et al., 2021): x * cos + rotate_half(x) * sin.
@@ -239,6 +254,10 @@ void add_transformers(std::vector<Architecture>& list) {
                   "GPT-2 (124M), a decoder with fused QKV and tied embeddings",
                   {"layers", "hidden", "heads", "intermediate", "vocab", "sequence", "batch", "dtype", "seed", "opset"},
                   gpt2});
+  list.push_back({"small_gpt",
+                  "a GPT of bytes (4 layers of 128) with weights to begin training from",
+                  {"layers", "hidden", "heads", "intermediate", "vocab", "sequence", "batch", "dtype", "seed", "opset"},
+                  small_gpt});
   list.push_back({"llama",
                   "the shape of Llama-3.2-1B: GQA, RMSNorm, SwiGLU, rotary embeddings",
                   {"layers", "hidden", "heads", "kv_heads", "intermediate", "vocab", "sequence", "batch", "dtype", "seed", "opset"},

@@ -16,10 +16,16 @@ Schedule gpipe(const ScheduleProblem& problem);
 struct StageRun {
   int stage = 0, micro_batch = 0;
 };
-// A rank's list from the order of its runs: receives are posted a run ahead, results are sent when they are made, and a micro-batch is
-// freed after its last use. A run comes after those of its own rank that it needs. Receives from ranks that are no neighbours are posted
-// `far_ahead` runs earlier for each rank of the distance: where ranks are not all in the same phase, the sender may be far ahead.
-std::vector<Action> actions_around(const ScheduleProblem& problem, int rank, std::vector<StageRun> runs, int far_ahead = 0);
+// The lists of all ranks from the orders of their runs, `runs[r]` being rank r's: results are sent when they are made, and a micro-batch is
+// freed after its last use. A run comes after those of its own rank that it needs.
+//
+// Receives are posted at least one run ahead, and before the run in whose time their sender is done, played with `time_of_stage` (any
+// unit, above 0). So no sender waits for its receiver where runs take these times, and as each receive is posted before its send in that
+// timeline, there is an order in which all of them go on even if every send waits: no such list has a rendezvous deadlock.
+//
+// Throws Error when the orders can't be played: ranks wait for each other in a circle.
+std::vector<std::vector<Action>> actions_around(const ScheduleProblem& problem, const std::vector<std::vector<StageRun>>& runs,
+                                                const std::vector<double>& time_of_stage);
 int ranks_of(const ScheduleProblem& problem);
 
 // By name. Throws Error for a name that there is not, or one that needs a backward pass.

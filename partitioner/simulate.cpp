@@ -2,35 +2,86 @@
 #include "partitioner/simulate.h"
 
 #include <algorithm>
-#include <map>
 #include <set>
-#include <tuple>
+
+#include "graph/training/plan_graphs.h"
 
 namespace fretsaw {
 namespace {
 
+// How many micro-batches a rank keeps.
+class Alive {
+ public:
+  Alive(const ScheduleProblem& problem, int forward) : p_(problem), forward_(forward), now_(counted(problem)) {
+    users_.resize(static_cast<size_t>(forward));
+    for (int k = 0; k < forward; ++k)
+      for (int s = forward; s < p_.stages; ++s)
+        if (rank_of(s) == rank_of(k) && uses(s, k)) users_[static_cast<size_t>(k)].push_back(s);
+    for (const auto& users : users_) left_.insert(left_.end(), static_cast<size_t>(p_.micro_batches), static_cast<int>(users.size()));
+  }
+  // The number after the run has begun.
+  int begin(int stage, int micro_batch) {
+    if (forward_ == 0)
+      held_.insert({rank_of(stage), micro_batch});
+    else if (stage < forward_)
+      ++at(stage);
+    return forward_ == 0
+               ? static_cast<int>(std::count_if(held_.begin(), held_.end(), [&](const auto& h) { return h.first == rank_of(stage); }))
+               : at(stage);
+  }
+  void end(int stage, int micro_batch) {
+    for (int k = 0; k < forward_ && stage >= forward_; ++k) {
+      const std::vector<int>& users = users_[static_cast<size_t>(k)];
+      if (std::find(users.begin(), users.end(), stage) == users.end()) continue;
+      if (--left_[static_cast<size_t>(k) * static_cast<size_t>(p_.micro_batches) + static_cast<size_t>(micro_batch)] == 0) --at(k);
+    }
+  }
+  void free(int stage, int micro_batch) { held_.erase({rank_of(stage), micro_batch}); }
+
+ private:
+  static std::vector<int> counted(const ScheduleProblem& p) {
+    return std::vector<int>(static_cast<size_t>(*std::max_element(p.rank_of_stage.begin(), p.rank_of_stage.end()) + 1), 0);
+  }
+  int rank_of(int stage) const { return p_.rank_of_stage[static_cast<size_t>(stage)]; }
+  int& at(int stage) { return now_[static_cast<size_t>(rank_of(stage))]; }
+  // Both graphs of a forward stage's way back, and others that need it.
+  bool uses(int stage, int forward) const {
+    const std::vector<int>& needs = p_.needs[static_cast<size_t>(stage)];
+    return stage == 2 * forward_ - 1 - forward || stage == 3 * forward_ - 1 - forward ||
+           std::find(needs.begin(), needs.end(), forward) != needs.end();
+  }
+
+  const ScheduleProblem& p_;
+  int forward_;
+  std::set<std::pair<int, int>> held_;   // without training: rank, micro-batch
+  std::vector<std::vector<int>> users_;  // of each forward stage: graphs of its rank that use it on the way back
+  std::vector<int> left_;                // of each forward stage and micro-batch: those that have not run
+  std::vector<int> now_;                 // on each rank
+};
+
 class Player {
  public:
-  explicit Player(const Plan& plan)
-      : plan_(plan), problem_(schedule_problem(plan)), now_(plan.schedule.ranks.size(), 0), at_(now_.size(), 0) {
+  Player(const Schedule& schedule, const ScheduleProblem& problem, const ScheduleTimes& times, int forward)
+      : schedule_(schedule),
+        problem_(problem),
+        times_(times),
+        alive_(problem, forward),
+        now_(schedule.ranks.size(), 0),
+        at_(now_.size(), 0) {
     result_.ranks.resize(now_.size());
-    alive_.resize(now_.size());
-    for (const Route& r : plan.routes) {
-      double& us = transfer_us_[{r.from_stage, r.to_stage}];
-      us = std::max(us, plan.link_latency_us);
-    }
-    std::map<std::pair<int, int>, double> bytes;
-    for (const Route& r : plan.routes) bytes[{r.from_stage, r.to_stage}] += static_cast<double>(bytes_of_route(r));
-    for (auto& [edge, us] : transfer_us_)
-      if (plan.link_bytes_per_us > 0) us += bytes[edge] / plan.link_bytes_per_us;
+    first_edge_.push_back(0);
+    for (const auto& needs : problem.needs) first_edge_.push_back(first_edge_.back() + needs.size());
+    const size_t moved = first_edge_.back() * static_cast<size_t>(problem.micro_batches);
+    link_free_.assign(first_edge_.back(), 0);
+    posted_.assign(moved, kNotYet), arrived_.assign(moved, kNotYet);
+    sent_.assign(static_cast<size_t>(problem.stages) * static_cast<size_t>(problem.micro_batches), 0);
   }
 
   Simulation run() {
-    verify(plan_.schedule, problem_);
     for (bool moved = true; moved;) {
       moved = false;
       for (size_t r = 0; r < at_.size(); ++r)
-        while (at_[r] < plan_.schedule.ranks[r].size() && step(r)) {
+        while (at_[r] < schedule_.ranks[r].size() && step(r)) {
           ++at_[r];
           moved = true;
         }
@@ -40,41 +91,38 @@ class Player {
   }
 
  private:
-  using Edge = std::tuple<int, int, int>;  // from stage, to stage, micro-batch
+  static constexpr double kNotYet = -1;
 
-  static int64_t bytes_of_route(const Route& r) {
-    if (!r.type.is_tensor() || !r.type.shape) return 0;
-    double bits = bits_of(r.type.dtype);
-    for (const Dim& d : *r.type.shape) bits *= d.known() ? static_cast<double>(d.value) : 1.0;
-    return static_cast<int64_t>(std::min(bits / 8 + 0.875, 4e18));
+  // The place of a value that goes from one graph to another: among what the second one needs.
+  size_t edge(int from, int to) const {
+    const std::vector<int>& needs = problem_.needs[static_cast<size_t>(to)];
+    return first_edge_[static_cast<size_t>(to)] + static_cast<size_t>(std::find(needs.begin(), needs.end(), from) - needs.begin());
+  }
+  size_t moved(size_t edge, int micro_batch) const {
+    return edge * static_cast<size_t>(problem_.micro_batches) + static_cast<size_t>(micro_batch);
+  }
+  double& sent(const Action& a) { return sent_[moved(static_cast<size_t>(a.stage), a.micro_batch)]; }
+  double transfer_us(int from, int to) const {
+    const auto found = times_.transfer_us.find({from, to});
+    return found == times_.transfer_us.end() ? 0 : found->second;
   }
 
   // One action of the rank; false when what it waits for has not been played yet.
   bool step(size_t rank) {
-    const Action& a = plan_.schedule.ranks[rank][at_[rank]];
+    const Action& a = schedule_.ranks[rank][at_[rank]];
     double start = now_[rank];
     switch (a.kind) {
       case Action::Kind::recv:
-        posted_[{a.peer, a.stage, a.micro_batch}] = start;
+        posted_[moved(edge(a.peer, a.stage), a.micro_batch)] = start;
         break;
-      case Action::Kind::send: {
-        Edge edge{a.stage, a.peer, a.micro_batch};
-        auto posted = posted_.find(edge);
-        if (posted == posted_.end()) return false;
-        double& link = link_free_[{a.stage, a.peer}];  // transfers between two stages follow one another
-        double begin = std::max({start, posted->second, link});
-        link = arrived_[edge] = begin + transfer_us_[{a.stage, a.peer}];
-        record(rank, a, begin, link);
-        return true;
-      }
+      case Action::Kind::send:
+        return send(rank, a);
       case Action::Kind::forward:
         return forward(rank, a);
-      case Action::Kind::free: {
-        for (const auto& [edge, end] : arrived_)
-          if (std::get<0>(edge) == a.stage && std::get<2>(edge) == a.micro_batch) start = std::max(start, end);
-        alive_[rank].erase(a.micro_batch);
+      case Action::Kind::free:
+        start = std::max(start, sent(a));
+        alive_.free(a.stage, a.micro_batch);
         break;
-      }
       default:
         break;
     }
@@ -83,18 +131,31 @@ class Player {
     return true;
   }
 
+  bool send(size_t rank, const Action& a) {
+    const size_t to = edge(a.stage, a.peer), value = moved(to, a.micro_batch);
+    if (posted_[value] == kNotYet) return false;
+    const double begin = std::max({now_[rank], posted_[value], link_free_[to]});  // transfers between two graphs follow one another
+    link_free_[to] = arrived_[value] = begin + transfer_us(a.stage, a.peer);
+    sent(a) = std::max(sent(a), arrived_[value]);
+    record(rank, a, begin, arrived_[value]);
+    return true;
+  }
+
   bool forward(size_t rank, const Action& a) {
     double start = now_[rank];
     for (int from : problem_.needs[static_cast<size_t>(a.stage)]) {
       if (problem_.rank_of_stage[static_cast<size_t>(from)] == static_cast<int>(rank)) continue;
-      auto arrived = arrived_.find({from, a.stage, a.micro_batch});
-      if (arrived == arrived_.end()) return false;
-      start = std::max(start, arrived->second);
+      const double arrived = arrived_[moved(edge(from, a.stage), a.micro_batch)];
+      if (arrived == kNotYet) return false;
+      start = std::max(start, arrived);
     }
-    double end = start + plan_.stages[static_cast<size_t>(a.stage)].time_us;
-    result_.ranks[rank].busy_us += end - start;
-    alive_[rank].insert(a.micro_batch);
-    result_.ranks[rank].peak_micro_batches = std::max(result_.ranks[rank].peak_micro_batches, static_cast<int>(alive_[rank].size()));
+    const double end = start + times_.run_us[static_cast<size_t>(a.stage)];
+    SimulatedRank& result = result_.ranks[rank];
+    if (result.end_us == 0) result.begin_us = start;
+    result.end_us = end;
+    result.busy_us += end - start;
+    result.peak_micro_batches = std::max(result.peak_micro_batches, alive_.begin(a.stage, a.micro_batch));
+    alive_.end(a.stage, a.micro_batch);
     now_[rank] = end;
     record(rank, a, start, end);
     return true;
@@ -110,27 +171,59 @@ class Player {
     double busy = 0;
     for (SimulatedRank& rank : result_.ranks) {
       busy += rank.busy_us;
+      result_.step_us = std::max(result_.step_us, rank.end_us - rank.begin_us);
       for (SimulatedAction& a : rank.actions)
-        if (a.action.kind == Action::Kind::recv) a.end_us = arrived_[{a.action.peer, a.action.stage, a.action.micro_batch}];
+        if (a.action.kind == Action::Kind::recv) a.end_us = arrived_[moved(edge(a.action.peer, a.action.stage), a.action.micro_batch)];
     }
-    double all = result_.time_us * static_cast<double>(result_.ranks.size());
-    result_.idle_share = all > 0 ? 1 - busy / all : 0;
+    const auto idle_share = [&](double time_us) {
+      return time_us > 0 ? 1 - busy / (time_us * static_cast<double>(result_.ranks.size())) : 0;
+    };
+    result_.idle_share = idle_share(result_.time_us);
+    result_.step_idle_share = idle_share(result_.step_us);
   }
 
-  const Plan& plan_;
-  ScheduleProblem problem_;
+  const Schedule& schedule_;
+  const ScheduleProblem& problem_;
+  const ScheduleTimes& times_;
+  Alive alive_;
   std::vector<double> now_;
-  std::vector<size_t> at_;
-  std::vector<std::set<int>> alive_;  // micro-batches on each rank
-  std::map<std::pair<int, int>, double> transfer_us_, link_free_;
-  std::map<Edge, double> posted_, arrived_;
+  std::vector<size_t> at_, first_edge_;
+  std::vector<double> link_free_;         // of each edge
+  std::vector<double> posted_, arrived_;  // of each edge and micro-batch
+  std::vector<double> sent_;              // of each graph and micro-batch: when the last of its values arrives
   Simulation result_;
 };
 
+int64_t bytes_of_route(const Route& r) {
+  if (!r.type.is_tensor() || !r.type.shape) return 0;
+  double bits = bits_of(r.type.dtype);
+  for (const Dim& d : *r.type.shape) bits *= d.known() ? static_cast<double>(d.value) : 1.0;
+  return static_cast<int64_t>(std::min(bits / 8 + 0.875, 4e18));
+}
+
+ScheduleTimes times_of(const Plan& plan, int stages) {
+  ScheduleTimes times;
+  times.run_us.resize(static_cast<size_t>(stages), 0);
+  for (size_t s = 0; s < std::min(times.run_us.size(), plan.stages.size()); ++s) times.run_us[s] = plan.stages[s].time_us;
+  for (const Route& r : plan.routes) {
+    double& us = times.transfer_us.try_emplace({r.from_stage, r.to_stage}, plan.link_latency_us).first->second;
+    if (plan.link_bytes_per_us > 0) us += static_cast<double>(bytes_of_route(r)) / plan.link_bytes_per_us;
+  }
+  return times;
+}
+
 }  // namespace
 
+Simulation simulate(const Schedule& schedule, const ScheduleProblem& problem, const ScheduleTimes& times, int forward) {
+  const Schedule verified = of_micro_batches(schedule);
+  verify(verified, problem);
+  return Player(schedule, problem, times, forward).run();
+}
+
 Simulation simulate(const Plan& plan) {
-  return Player(plan).run();
+  const ScheduleProblem problem = schedule_problem(plan);
+  const GraphNumbers numbers = graph_numbers(plan);
+  return simulate(plan.schedule, problem, times_of(plan, problem.stages), numbers.trains() ? numbers.forward : 0);
 }
 
 }  // namespace fretsaw

@@ -42,7 +42,7 @@ void check_assignment(const GraphIndex& index, const StageAssignment& a) {
                   "cut so that values only go to later stages");
   }
   for (int s = 0; s < a.stages; ++s)
-    if (a.stages > 1 && nodes[static_cast<size_t>(s)] == 0)
+    if (a.stages > 1 && !a.may_be_empty && nodes[static_cast<size_t>(s)] == 0)
       throw Error(fmt::format("stage {} would be empty", s), "use fewer stages, or cut elsewhere");
 }
 

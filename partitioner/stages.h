@@ -12,6 +12,7 @@ struct StageAssignment {
   int stages = 1;
   std::vector<int> order;     // positions of the nodes, in an order that is legal to run
   std::vector<int> stage_of;  // of each node, by position; -1: copied into each stage that needs it
+  bool may_be_empty = false;  // stages may have no node
 };
 // Throws Error listing the circle when stages would depend on each other in one, or naming an empty stage.
 void check_assignment(const GraphIndex& index, const StageAssignment& assignment);

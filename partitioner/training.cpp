@@ -1,4 +1,5 @@
-// The graphs of a plan that trains: the model with its loss and gradients as one graph, cut into forward and backward, and the updates.
+// From a model to a plan that trains: the model with its loss, divided over tensor ranks, cut into stages, differentiated, and the graphs
+// of the end of a step.
 #include "partitioner/training.h"
 
 #include <fmt/format.h>
@@ -6,17 +7,22 @@
 #include <algorithm>
 #include <map>
 #include <set>
-#include <unordered_map>
+#include <unordered_set>
 
-#include "graph/communication_schemas.h"
 #include "graph/errors.h"
-#include "graph/gradients.h"
 #include "graph/passes.h"
+#include "graph/sizes.h"
 #include "graph/training/batch_norm.h"
+#include "graph/training/dropout.h"
 #include "graph/training/name_pattern.h"
 #include "partitioner/assign.h"
 #include "partitioner/batch.h"
+#include "partitioner/cost.h"
+#include "partitioner/likely_sizes.h"
+#include "partitioner/sharding/shard.h"
+#include "partitioner/simulate.h"
 #include "partitioner/stages.h"
+#include "partitioner/training_job.h"
 #include "partitioner/training_schedules.h"
 #include "partitioner/units.h"
 
@@ -36,88 +42,123 @@ std::vector<Pass> training_passes() {
 }
 
 void check_options(const PartitionOptions& o, const TrainingOptions& t) {
-  const auto refuse = [](const std::string& what) { throw Error(what + " is not in this build", "leave it out", ErrorCode::usage); };
-  if (t.chunks > 1) refuse("training with several chunks a rank");
-  if (t.zero > 0) refuse("a sharded optimizer");
-  if (t.recompute != "none") refuse("recomputation");
-  if (t.precision != "fp32") refuse("training in half precision");
-  if (o.mesh.tensor > 1) throw Error("training with a tensor axis is not in this build", "use data and pipeline axes", ErrorCode::usage);
-  if (o.mesh.data < 1 || o.mesh.pipeline < 1 || o.micro_batches < 1)
-    throw Error("a mesh axis or the number of micro-batches is below 1", "use at least 1", ErrorCode::usage);
+  const auto wrong = [](const std::string& what, const std::string& hint) { throw Error(what, hint, ErrorCode::usage); };
+  if (t.recompute != "none" && t.recompute != "all" && t.recompute != "auto")
+    wrong("--recompute " + t.recompute + " is none of none, all, auto", "see `fretsaw train --help`");
+  if (o.mesh.tensor_y > 1) wrong("training takes one tensor axis", "use tensor=N");
+  if (o.mesh.data < 1 || o.mesh.pipeline < 1 || o.mesh.tensor < 1 || o.micro_batches < 1)
+    wrong("a mesh axis or the number of micro-batches is below 1", "use at least 1");
+  if (t.chunks < 1) wrong("there are no chunks", "use at least 1");
+  if (t.chunks > 1 && o.schedule != "interleaved")
+    wrong(fmt::format("the schedule '{}' takes one chunk a rank", o.schedule), "use the schedule interleaved, or one chunk");
+  if (t.precision != "fp32" && t.precision != "fp16" && t.precision != "bf16")
+    wrong("there is no precision '" + t.precision + "' to train in", "use fp32, fp16 or bf16");
+  if (t.zero < 0 || t.zero > 3) wrong(fmt::format("--zero {} is none of 0, 1, 2, 3", t.zero), "see `fretsaw train --help`");
+  if (!o.cuts.empty() && (static_cast<int>(o.cuts.size()) + 1) % t.chunks != 0)
+    wrong(fmt::format("{} cuts make {} stages, which are no {} chunks for each rank", o.cuts.size(), o.cuts.size() + 1, t.chunks),
+          "give one --cut for each boundary between chunks");
 }
 
 class TrainingPartitioner {
  public:
   TrainingPartitioner(Model model, const PartitionOptions& options, const TrainingOptions& training)
-      : model_(std::move(model)), options_(options), training_(training), target_(load_target(options.target)) {}
+      : model_(std::move(model)), options_(options), training_(training), job_{options_, training_, load_target(options.target)} {}
 
   TrainingPlan run() {
     check_options(options_, training_);
     prepare();
     find_parameters();
+    divide_over_tensor_ranks();
+    divide_over_data_ranks();
     assign_forward();
-    share_parameters();
-    make_states();
-    differentiate();
-    keep_received_values();
-    mark_groups(model_);
-    cut();
-    add_update_graphs();
+    add_graphs();
     make_schedule();
     return std::move(result_);
   }
 
  private:
   Graph& graph() { return *model_.graph; }
+  Plan& plan() { return *result_.plan; }
+  int parts_of_batch() const { return options_.mesh.data * options_.micro_batches; }
 
   // The model with its loss, normalised, with a symbolic batch where it is to be divided.
   void prepare() {
     for (const Value* v : graph().initializers()) initializers_.insert(v->name);
     source_ = clone(model_);
     set_input_shapes(model_, options_.shapes);
+    whole_inputs_ = static_inputs(graph());
     batch_norms_for_inference(graph());  // batches are divided as there: what training mixes is seen to afterwards
     run_passes(model_, training_passes());
     infer_shapes(model_);
     for (const Value* v : graph().inputs)
-      if (!v->is_constant()) axes_[v] = 0;
-    if (options_.mesh.data * options_.micro_batches > 1) {
-      BatchFacts facts = analyse_batch(model_, options_.batch_axes, options_.merges);
-      make_batch_symbolic(model_, facts);
-      for (auto& [value, axis] : axes_) axis = -1;
-      for (const auto& [value, axis] : facts.inputs) axes_[value] = axis;
-      plan().batch = facts.batch;
+      if (!v->is_constant()) job_.batch_axes[v->name] = 0;
+    if (parts_of_batch() > 1) {
+      facts_ = analyse_batch(model_, options_.batch_axes, options_.merges);
+      make_batch_symbolic(model_, facts_);
+      for (auto& [value, axis] : job_.batch_axes) axis = -1;
+      for (const auto& [value, axis] : facts_.inputs) job_.batch_axes[value->name] = axis;
+      plan().batch = facts_.batch;
     }
+    if (count_dropouts(model_, std::string(kStateInput) + kRandomCounter)) {
+      result_.draws_masks = true;
+      plan().states.push_back({kRandomCounter, Type::tensor(DType::int64, Shape{}), nullptr, false, {}});
+    }
+    if (training_.precision != "fp32") narrow_activations();
     const int norm_ranks = training_.sync_batch_norm ? options_.mesh.data : 1;
     statistics_ = train_batch_norms(model_, norm_ranks);
-    if (norm_ranks > 1 && !statistics_.empty()) result_.least_batch = int64_t{norm_ranks} * options_.micro_batches;
     loss_ = append_loss(model_, training_.loss);
-    if (loss_.target) axes_[loss_.target] = 0, result_.target = loss_.target->name;
+    if (loss_.target) job_.batch_axes[loss_.target->name] = 0, result_.target = loss_.target->name;
     result_.loss_sum = loss_.sum->name, result_.loss_count = loss_.count->name;
     graph().outputs = {loss_.sum, loss_.count};
     for (const RunningStatistic& one : statistics_) graph().outputs.push_back(one.next);
     remove_dead_nodes(graph());
-    graph().outputs.resize(2);        // statistics come back under names of their own
     for (Node* node : graph().nodes)  // backward nodes say which they belong to
       if (node->name.empty()) node->name = graph().fresh_name(node->op);
     infer_shapes(model_);
+    const bool meet_in_micro_batches = training_.zero >= 2 || (training_.sync_batch_norm && !statistics_.empty());
+    if (options_.mesh.data > 1 && meet_in_micro_batches) result_.least_batch = parts_of_batch();
+  }
+
+  // Weights and activations in 16 bits, each from a float32 tensor that stays: what learns and is kept is that one.
+  void narrow_activations() {
+    const std::vector<Value*> inputs = graph().inputs;
+    PrecisionOptions options;
+    for (Value* v : graph().initializers())
+      if (initializers_.contains(v->name) && v->type.dtype == DType::float32 && std::find(inputs.begin(), inputs.end(), v) == inputs.end())
+        graph().inputs.push_back(v);  // an input that is kept is cast where it is used
+    for (const Value* v : graph().inputs) options.keep.insert(v->name);
+    set_precision(model_, training_.precision == "fp16" ? DType::float16 : DType::bfloat16, options);
+    graph().inputs = inputs;
+    result_.scales_loss = training_.precision == "fp16";
   }
 
   void find_parameters() {
-    std::set<const Value*> statistics;
-    for (const RunningStatistic& one : statistics_) statistics.insert(one.running);
+    std::set<const Value*> running;
+    for (size_t i = 0; i < statistics_.size(); ++i) {
+      const Value* v = statistics_[i].running;
+      if (!running.insert(v).second) continue;  // two nodes share it: the first one moves it
+      job_.statistics.push_back({v->name, 2 + i});
+      keep_source(*v);
+    }
     const std::unordered_set<const Value*> used = reaches_loss();
-    for (Value* v : graph().initializers()) {
-      const bool wanted = initializers_.contains(v->name) && is_float(v->type.dtype) && !statistics.contains(v) &&
+    for (const Value* v : graph().initializers()) {
+      const bool wanted = initializers_.contains(v->name) && is_float(v->type.dtype) && !running.contains(v) &&
                           (training_.train.empty() || matches_any(training_.train, v->name)) && !matches_any(training_.freeze, v->name);
       if (!wanted) continue;
-      if (used.contains(v))
-        parameters_.push_back(v);
-      else
+      if (used.contains(v)) {
+        job_.parameters.push_back(v->name);
+        keep_source(*v);
+      } else {
         plan().notes.push_back(fmt::format("parameter '{}' has no part in the loss: it stays as it is", v->name));
+      }
     }
-    if (parameters_.empty())
+    if (job_.parameters.empty())
       throw Error("no parameter is left to train", "check --train and --freeze, and that the model's weights are initializers",
                   ErrorCode::usage);
+  }
+  void keep_source(const Value& v) {
+    job_.types[v.name] = v.type;
+    job_.initial[v.name] = v.constant;
   }
   std::unordered_set<const Value*> reaches_loss() {
     std::unordered_set<const Value*> found{loss_.sum};
@@ -131,196 +172,78 @@ class TrainingPartitioner {
     return found;
   }
 
+  // The forward graph of each tensor rank.
+  void divide_over_tensor_ranks() {
+    if (options_.mesh.tensor > 1) {
+      infer_shapes(model_, {.name_unknown = true});
+      ShardOptions wanted;
+      wanted.ranks = options_.mesh.tensor;
+      wanted.target = job_.target;
+      wanted.pins = options_.pins;
+      const Model sized = at_likely_sizes(model_, facts_, whole_inputs_, parts_of_batch(), plan().notes);
+      ShardedModel sharded = shard(model_, *sized.graph, wanted);
+      locals_ = std::move(sharded.models);
+      plan().shardings = std::move(sharded.shardings);
+      plan().notes.insert(plan().notes.end(), sharded.pin_notes.begin(), sharded.pin_notes.end());
+      plan().notes.insert(plan().notes.end(), sharded.notes.begin(), sharded.notes.end());
+    } else {
+      locals_.push_back(clone(model_));
+    }
+    std::vector<Graph*> graphs;
+    for (Model& local : locals_) graphs.push_back(local.graph.get());
+    std::vector<std::string> names = job_.parameters, whole;
+    for (const TrainedStatistic& one : job_.statistics) names.push_back(one.name), whole.push_back(one.name);
+    SettledStates settled = settle_states(graphs, graph(), names, whole);
+    job_.layouts = std::move(settled.layouts);
+    values_ = std::move(settled.values);
+  }
+
+  void divide_over_data_ranks() {
+    if (training_.zero == 0 || options_.mesh.data == 1) return;
+    std::vector<std::string> whole;
+    for (const std::string& name : job_.parameters) {
+      if (auto part = data_part(job_.types.at(name), job_.layouts.at(name), options_.mesh.data))
+        job_.data.emplace(name, std::move(*part));
+      else
+        whole.push_back(name);
+    }
+    if (!whole.empty())
+      plan().notes.push_back(fmt::format(
+          "{} parameters do not divide evenly over {} data ranks and are kept whole on each: {}{}", whole.size(), options_.mesh.data,
+          fmt::join(whole.begin(), whole.begin() + std::min<long>(3, std::ssize(whole)), ", "), whole.size() > 3 ? ", ..." : ""));
+  }
+
   void assign_forward() {
-    GraphIndex index(graph());
-    const int stages = options_.mesh.pipeline;
-    const StageAssignment assignment = assign(index, graph(), *source_.graph, options_, nullptr, target_, stages);
-    forward_stages_ = assignment.stages;
-    for (size_t i = 0; i < index.nodes.size(); ++i) stage_of_[index.nodes[i]] = assignment.stage_of[i];
-    std::vector<Node*> ordered;
-    for (int position : assignment.order) ordered.push_back(index.nodes[static_cast<size_t>(position)]);
-    graph().nodes = std::move(ordered);
-    settle_copies();
+    const Model& first = locals_.front();
+    Model sized;
+    const int ranks = options_.cuts.empty() ? options_.mesh.pipeline : (static_cast<int>(options_.cuts.size()) + 1) / training_.chunks;
+    const bool resize = ranks * training_.chunks > 1 && (facts_.batch > 0 || !likely_sizes_are_one(*first.graph));
+    if (resize) sized = at_likely_sizes(first, facts_, whole_inputs_, parts_of_batch(), plan().notes);
+    const GraphIndex index(*first.graph);
+    job_.forward =
+        assign(index, resize ? *sized.graph : *first.graph, *source_.graph, options_, nullptr, job_.target, ranks * training_.chunks);
+    if (job_.forward.stages % training_.chunks != 0)
+      throw Error(fmt::format("{} stages are no {} chunks for each rank", job_.forward.stages, training_.chunks), "use fewer chunks",
+                  ErrorCode::usage);
   }
 
-  // What is made of parameters alone would be copied into each stage that uses it; it changes from step to step, and is made where it is
-  // used first.
-  void settle_copies() {
-    std::unordered_set<const Value*> learns(parameters_.begin(), parameters_.end());
-    for (const Node* node : graph().nodes)
-      if (std::any_of(node->inputs.begin(), node->inputs.end(), [&](const Value* v) { return v && learns.contains(v); }))
-        learns.insert(node->outputs.begin(), node->outputs.end());
-    learns.erase(nullptr);
-    std::unordered_map<const Value*, int> first_use;
-    for (auto it = graph().nodes.rbegin(); it != graph().nodes.rend(); ++it) {
-      int& stage = stage_of_.at(*it);
-      const bool copied =
-          stage < 0 && std::any_of((*it)->outputs.begin(), (*it)->outputs.end(), [&](const Value* v) { return learns.contains(v); });
-      if (copied) {
-        stage = forward_stages_ - 1;
-        for (const Value* v : (*it)->outputs)
-          if (const auto use = first_use.find(v); use != first_use.end()) stage = std::min(stage, use->second);
-      }
-      if (stage < 0) continue;
-      for (const Value* v : (*it)->inputs)
-        if (v) first_use.insert({v, stage}).first->second = std::min(first_use[v], stage);
-    }
-  }
-
-  // A parameter lives in the first stage that uses it; later ones are sent it, and its gradient comes back the same way.
-  void share_parameters() {
-    std::unordered_map<const Value*, std::vector<Node*>> users;
-    for (Node* node : graph().nodes)
-      for (const Value* v : node->inputs)
-        if (v) users[v].push_back(node);
-    for (Value* parameter : parameters_) {
-      int home = forward_stages_;
-      for (const Node* node : users[parameter]) home = std::min(home, std::max(0, stage_of_.at(node)));
-      home_[parameter] = home;
-      Value* sent = nullptr;
-      for (Node* node : users[parameter]) {
-        if (stage_of_.at(node) <= home) continue;
-        if (!sent) sent = add_copy(parameter, home);
-        std::replace(node->inputs.begin(), node->inputs.end(), parameter, sent);
-      }
-    }
-    sort_nodes(graph());
-  }
-  // The value under a name of its own, in this stage.
-  Value* add_copy(Value* value, int stage) {
-    Node* copy = graph().add_node("Identity", {value}, {graph().fresh_name(fmt::format("{}_stage{}", value->name, stage))});
-    copy->name = copy->outputs[0]->name;
-    copy->outputs[0]->type = value->type;
-    stage_of_[copy] = stage;
-    return copy->outputs[0];
-  }
-
-  // Parameters and running statistics become inputs that the ranks keep.
-  void make_states() {
-    for (Value* parameter : parameters_) {
-      result_.parameters.push_back(parameter->name);
-      parameter_types_.push_back(parameter->type);
-      make_state(parameter);
-    }
-    for (const RunningStatistic& one : statistics_) {
-      if (!one.running->is_constant()) continue;  // two nodes share it: the first one moves it
-      const std::string name = one.running->name;
-      result_.statistics.push_back(name);
-      make_state(one.running);
-      one.next->type = one.running->type;
-      add_state_output(one.next, name);
-    }
-  }
-  void make_state(Value* value) {
-    plan().states.push_back({value->name, value->type, value->constant, false});
-    value->source = value->name;
-    value->name = kStateInput + value->name;
-    value->constant = nullptr;
-    graph().inputs.push_back(value);
-  }
-  void add_state_output(Value* value, const std::string& name) {
-    value->source = name;
-    value->name = kStateOutput + name;
-    graph().outputs.push_back(value);
-  }
-
-  // Adds the backward pass, and sums of each parameter's gradient over micro-batches.
-  void differentiate() {
-    const Gradients gradients = add_gradients(model_, loss_.sum, parameters_);
-    plan().notes.insert(plan().notes.end(), gradients.notes.begin(), gradients.notes.end());
-    drop_parameters_without_gradient(gradients);
-    for (size_t i = 0; i < parameters_.size(); ++i) {
-      Value* gradient = gradients.of(parameters_[i]);
-      const std::string name = gradient_of(result_.parameters[i]);
-      plan().states.push_back({name, gradient->type, nullptr, true});
-      Value* before = graph().add_value(kStateInput + name, gradient->type);
-      before->source = name;
-      graph().inputs.push_back(before);
-      Node* sum = graph().add_node("Add", {before, gradient}, {kStateOutput + name});
-      sum->name = name;
-      sum->outputs[0]->type = gradient->type;
-      graph().outputs.push_back(sum->outputs[0]);
-      stage_of_[sum] = backward_of(home_.at(parameters_[i]));
-    }
-    sort_nodes(graph());
-  }
-  // They stay as they are; the notes name them.
-  void drop_parameters_without_gradient(const Gradients& gradients) {
-    for (size_t i = parameters_.size(); i-- > 0;) {
-      if (gradients.of(parameters_[i])) continue;
-      const auto at = static_cast<std::ptrdiff_t>(i);
-      parameters_.erase(parameters_.begin() + at), parameter_types_.erase(parameter_types_.begin() + at);
-      result_.parameters.erase(result_.parameters.begin() + at);
-    }
-    if (parameters_.empty()) throw Error("no parameter has a gradient", "check what the loss depends on", ErrorCode::usage);
-  }
-  int backward_of(int stage) const { return 2 * forward_stages_ - 1 - stage; }
-
-  // A backward graph takes what its forward graph was sent from there, and is not sent it once more.
-  void keep_received_values() {
-    const std::unordered_map<const Node*, int> stages = stages_of_nodes();
-    std::map<std::pair<const Value*, int>, Value*> kept;
-    for (Node* node : std::vector<Node*>(graph().nodes)) {
-      const int own = stages.at(node), forward = 2 * forward_stages_ - 1 - own;
-      if (own < forward_stages_) continue;
-      for (Value*& v : node->inputs) {
-        const int from = v && v->producer ? stages.at(v->producer) : -1;
-        if (from < 0 || from >= forward) continue;
-        Value*& copy = kept[{v, forward}];
-        if (!copy) copy = add_copy(v, forward);
-        v = copy;
-      }
-    }
-    sort_nodes(graph());
-  }
-
-  // Of every node of the joint graph: forward ones where they were, backward ones with their forward node or later; -1: copied.
-  std::unordered_map<const Node*, int> stages_of_nodes() const {
-    std::unordered_map<std::string, int> by_name;
-    for (const auto& [node, stage] : stage_of_) by_name.emplace(node->name, stage);
-    std::unordered_map<const Node*, int> stages;
-    for (const Node* node : model_.graph->nodes) {
-      int least = 0;
-      for (const Value* v : node->inputs)
-        if (v && v->producer) least = std::max(least, stages.at(v->producer));
-      stages[node] = stage_of(*node, least, by_name);
-    }
-    return stages;
-  }
-  int stage_of(const Node& node, int least, const std::unordered_map<std::string, int>& by_name) const {
-    if (const auto known = stage_of_.find(&node); known != stage_of_.end()) return known->second < 0 ? -1 : std::max(known->second, least);
-    const auto of = node.metadata.find(kBackwardOf);
-    const auto forward = of == node.metadata.end() ? by_name.end() : by_name.find(of->second);
-    const int stage = forward == by_name.end() || forward->second < 0 ? forward_stages_ - 1 : forward->second;
-    return std::max(least, backward_of(std::min(stage, forward_stages_ - 1)));
-  }
-
-  void cut() {
-    GraphIndex index(graph());
-    const std::unordered_map<const Node*, int> stages = stages_of_nodes();
-    StageAssignment assignment;
-    assignment.stages = 2 * forward_stages_;
-    for (size_t i = 0; i < index.nodes.size(); ++i) {
-      assignment.order.push_back(static_cast<int>(i));
-      assignment.stage_of.push_back(stages.at(index.nodes[i]));
-    }
-    describe_borders();
+  void add_graphs() {
+    job_.recomputes = training_.recompute == "all";
     plan().mesh = options_.mesh;
-    plan().mesh.pipeline = forward_stages_;
+    plan().mesh.pipeline = job_.pipeline_ranks();
     plan().micro_batches = options_.micro_batches;
-    build_stages(model_, index, assignment, plan());
-    for (PlanGraph& g : plan().graphs) {
-      if (g.stage < forward_stages_) continue;
-      g.kind = "backward";
-      g.file = fmt::format("stage{}.backward.onnx", 2 * forward_stages_ - 1 - g.stage);
-    }
-    estimate_stages(plan(), target_);
+    describe_borders();
+    std::map<std::string, int> homes;
+    for (size_t t = 0; t < locals_.size(); ++t) add_micro_batch_graphs(job_, locals_[t], values_[t], static_cast<int>(t), plan(), homes);
+    estimate_stages(plan(), job_.target);
+    step_graphs_ = add_step_graphs(job_, homes, plan());
+    result_.parameters = job_.parameters;
+    for (const TrainedStatistic& one : job_.statistics) result_.statistics.push_back(one.name);
   }
-
   void describe_borders() {
     for (const Value* v : graph().inputs) {
-      const auto axis = axes_.find(v);
-      if (axis == axes_.end()) continue;  // a state
+      const auto axis = job_.batch_axes.find(v->name);
+      if (axis == job_.batch_axes.end()) continue;  // a weight with a default, or what the ranks fill in
       PlanInput& input = plan().inputs.emplace_back();
       input.name = v->name, input.type = v->type, input.batch_axis = axis->second;
     }
@@ -330,120 +253,79 @@ class TrainingPartitioner {
     }
   }
 
-  // --- once a step ---
-
-  void add_update_graphs() {
-    for (int p = 0; p < forward_stages_; ++p) {
-      std::vector<size_t> own;
-      for (size_t i = 0; i < parameters_.size(); ++i)
-        if (home_.at(parameters_[i]) == p) own.push_back(i);
-      if (own.empty()) continue;
-      reduce_of_.emplace_back(p, add_graph(2 * forward_stages_ + p, "reduce", reduce_model(own)));
-      update_of_.emplace_back(p, add_graph(3 * forward_stages_ + p, "update", update_model(own)));
-    }
-    plan().states.push_back({kLearningRate, Type::tensor(DType::float32, Shape{}), nullptr, false});
-    plan().states.push_back({kStep, Type::tensor(DType::int64, Shape{}), nullptr, false});
-    plan().states.push_back({kScale, Type::tensor(DType::float32, Shape{}), nullptr, false});
-    plan().states.push_back({kSquaredSum, Type::tensor(DType::float32, Shape{}), nullptr, false});
-  }
-  int add_graph(int number, const std::string& kind, Model model) {
-    PlanGraph& g = plan().graphs.emplace_back();
-    g.stage = number, g.kind = kind;
-    g.file = fmt::format("rank{}.{}.onnx", number % forward_stages_, kind);
-    g.model = std::make_shared<Model>(std::move(model));
-    return number;
-  }
-
-  // Sums gradients over data ranks, and their squares.
-  Model reduce_model(const std::vector<size_t>& own) {
-    Model model = clone_header();
-    Graph& g = *model.graph;
-    std::vector<Value*> squares;
-    for (size_t i : own) {
-      const std::string name = gradient_of(result_.parameters[i]);
-      Value* gradient = g.add_value(kStateInput + name, parameter_types_[i]);
-      g.inputs.push_back(gradient);
-      if (options_.mesh.data > 1) {
-        const std::vector<Attribute> attributes = {{"axis", std::string("data")}, {"group_size", int64_t{options_.mesh.data}}};
-        gradient = g.add_node("AllReduce", {gradient}, {kStateOutput + name}, attributes, kCommunicationDomain)->outputs[0];
-        g.outputs.push_back(gradient);
-      }
-      squares.push_back(
-          g.add_node("ReduceSumSquare", {gradient}, {g.fresh_name("square:" + name)}, {{"keepdims", int64_t{0}}})->outputs[0]);
-    }
-    g.outputs.push_back(g.add_node("Sum", squares, {std::string(kStateOutput) + kSquaredSum})->outputs[0]);
-    infer_shapes(model);
-    return model;
-  }
-
-  Model update_model(const std::vector<size_t>& own) {
-    std::vector<TrainedParameter> trained;
-    for (size_t i : own) trained.push_back({result_.parameters[i], parameter_types_[i]});
-    UpdateModel update = make_update(training_.optimizer, trained);
-    const auto input = [](Value* value, const std::string& name) { value->name = kStateInput + name; };
-    input(update.scalars.lr, kLearningRate), input(update.scalars.step, kStep), input(update.scalars.scale, kScale);
-    const std::vector<std::string> kept = training_.optimizer.states();
-    for (const ParameterUpdate& p : update.parameters) {
-      input(p.parameter, p.name), input(p.gradient, gradient_of(p.name));
-      p.new_parameter->name = kStateOutput + p.name;
-      for (size_t s = 0; s < kept.size(); ++s) {
-        const std::string name = kept[s] + ":" + p.name;
-        input(p.states[s], name);
-        p.new_states[s]->name = kStateOutput + name;
-        plan().states.push_back({name, p.states[s]->type, nullptr, false});
-      }
-    }
-    return std::move(update.model);
-  }
-  Model clone_header() const {
-    Model model;
-    model.ir_version = model_.ir_version;
-    model.opsets = model_.opsets;
-    model.opsets[kCommunicationDomain] = 1;
-    model.graph = std::make_shared<Graph>();
-    return model;
-  }
-
   void make_schedule() {
     TrainingProblem training;
-    training.forward = forward_stages_;
-    ScheduleProblem& problem = training.problem;
-    problem.stages = 2 * forward_stages_, problem.micro_batches = plan().micro_batches;
-    std::vector<std::set<int>> needs(static_cast<size_t>(problem.stages));
-    for (const Route& r : plan().routes) needs[static_cast<size_t>(r.to_stage)].insert(r.from_stage);
-    for (const auto& n : needs) problem.needs.emplace_back(n.begin(), n.end());
-    for (int s = 0; s < problem.stages; ++s) problem.rank_of_stage.push_back(s < forward_stages_ ? s : backward_of(s));
+    training.forward = job_.stages();
+    training.problem = schedule_problem(plan());
     plan().schedule = make_training_schedule(options_.schedule, training);
-    verify(plan().schedule, problem);
-    for (const auto& [p, number] : reduce_of_)
+    verify(plan().schedule, training.problem);
+    for (const auto& [p, number] : step_graphs_.reduce)
       plan().schedule.ranks[static_cast<size_t>(p)].push_back({Action::Kind::reduce, number, 0, -1});
-    for (const auto& [p, number] : update_of_) plan().schedule.ranks[static_cast<size_t>(p)].push_back({Action::Kind::step, number, 0, -1});
+    for (const auto& [p, number] : step_graphs_.update)
+      plan().schedule.ranks[static_cast<size_t>(p)].push_back({Action::Kind::step, number, 0, -1});
   }
-
-  Plan& plan() { return *result_.plan; }
 
   Model model_, source_;
   const PartitionOptions& options_;
   const TrainingOptions& training_;
-  Target target_;
+  TrainingJob job_;
   TrainingPlan result_{.plan = std::make_shared<Plan>()};
   std::set<std::string> initializers_;  // of the source
-  std::map<const Value*, int> axes_;    // of the batch, of inputs
+  std::map<std::string, Dims> whole_inputs_;
+  BatchFacts facts_;
   LossValues loss_;
   std::vector<RunningStatistic> statistics_;
-  std::vector<Value*> parameters_;
-  std::vector<Type> parameter_types_;
-  int forward_stages_ = 1;
-  std::unordered_map<const Node*, int> stage_of_;           // of forward nodes and sums of gradients; -1: copied
-  std::unordered_map<const Value*, int> home_;              // stages of parameters
-  std::vector<std::pair<int, int>> reduce_of_, update_of_;  // pipeline rank, graph
+  std::vector<Model> locals_;        // of each tensor rank
+  std::vector<StateValues> values_;  // likewise
+  StepGraphs step_graphs_;
 };
+
+// What the fullest rank holds at once: its states, what forward graphs keep for backward ones of all micro-batches alive, and the values of
+// the graph that needs most.
+int64_t bytes_of_fullest_rank(const Plan& plan) {
+  const DimSizes sizes = micro_batch_sizes(plan);
+  std::map<std::string, int64_t> state_bytes;
+  for (const PlanState& state : plan.states) state_bytes[kStateInput + state.name] = type_bytes(part_type(state.type, state.parts, {}));
+  const Simulation simulation = simulate(plan);
+  int64_t most = 0;
+  for (size_t p = 0; p < plan.schedule.ranks.size(); ++p) {
+    std::set<int> own;
+    for (const Action& action : plan.schedule.ranks[p]) own.insert(action.stage);
+    std::set<std::string> states;
+    int64_t kept = 0, working = 0, held = 0;
+    for (const PlanGraph& g : plan.graphs) {
+      if (!own.contains(g.stage)) continue;
+      for (const Value* v : g.model->graph->inputs)
+        if (const auto state = state_bytes.find(v->name); state != state_bytes.end() && states.insert(v->name).second)
+          held += state->second;
+      if (g.stage < static_cast<int>(plan.stages.size()))
+        working = std::max(working, plan.stages[static_cast<size_t>(g.stage)].activation_bytes);
+    }
+    for (const Route& r : plan.routes)
+      if (own.contains(r.from_stage) && own.contains(r.to_stage)) kept += type_bytes(with_sizes(r.type, sizes));
+    most = std::max(most, held + working + kept * simulation.ranks[p].peak_micro_batches);
+  }
+  return most;
+}
 
 }  // namespace
 
 TrainingPlan partition_for_training(Model model, const PartitionOptions& options, const TrainingOptions& training) {
   const std::string path = model.path, digest = model.digest;
-  TrainingPlan made = TrainingPartitioner(std::move(model), options, training).run();
+  const bool may_recompute = training.recompute == "auto";
+  const std::optional<int64_t> memory = memory_limit(options, load_target(options.target));
+  Model again = may_recompute && memory ? clone(model) : Model{};
+  TrainingOptions chosen = training;
+  if (may_recompute) chosen.recompute = "none";
+  TrainingPlan made = TrainingPartitioner(std::move(model), options, chosen).run();
+  if (may_recompute && memory && bytes_of_fullest_rank(*made.plan) > *memory) {
+    chosen.recompute = "all";
+    const int64_t needed = bytes_of_fullest_rank(*made.plan);
+    made = TrainingPartitioner(std::move(again), options, chosen).run();
+    made.plan->notes.push_back(
+        fmt::format("activations are computed again in the backward pass: a rank would need {} bytes, and has {}; now {}", needed, *memory,
+                    bytes_of_fullest_rank(*made.plan)));
+  }
   made.plan->source_file = path, made.plan->source_digest = digest;
   made.plan->target = options.target;
   return made;

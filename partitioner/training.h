@@ -19,8 +19,8 @@ struct TrainingOptions {
   int chunks = 1;                // stages a pipeline rank runs, of the schedule "interleaved"
   // What is divided over the data ranks: 1 what the optimizer keeps, 2 and the sums of gradients, 3 and the parameters.
   int zero = 0;
-  // What the backward pass computes once more: "none", "all" (it keeps only what passes between blocks), or "auto" (as many blocks as the
-  // device's memory asks for).
+  // What the backward pass computes once more: "none", "all" (only what passes between blocks of nodes is kept), or "auto" (all where a
+  // device's memory does not hold it otherwise).
   std::string recompute = "none";
   std::string precision = "fp32";  // of weights and activations: fp32, fp16, bf16; parameters and what is kept of them stay float32
 };

@@ -26,22 +26,6 @@ Bytes bytes_in(TensorView& x) {
   return {data_of(x), x.bytes()};
 }
 
-// Counts a collective and the time in it, which is mostly waiting for other ranks.
-class Call {
- public:
-  Call(RankContext& rank, RankContext::Group& group, const std::string& op, size_t payload_bytes) : rank_(rank), start_us_(rank.now_us()) {
-    ++group.calls;
-    rank.count_communication(op, group.axis, payload_bytes);
-  }
-  ~Call() { rank_.communicating_us += rank_.now_us() - start_us_; }
-  Call(const Call&) = delete;
-  Call& operator=(const Call&) = delete;
-
- private:
-  RankContext& rank_;
-  double start_us_;
-};
-
 // A tensor [outer, axis, inner] around one of its axes.
 struct Around {
   int64_t outer = 1;
@@ -265,7 +249,7 @@ void Collective::copy(RunContext& r) const {
 void Collective::all_reduce(RunContext& r) const {
   const TensorView& x = r.input(0);
   TensorView& y = r.output(0, x.dims, x.dtype, layout);
-  Call call(rank, group(), op, x.bytes());
+  CollectiveCall call(rank, group(), op, x.bytes());
   Exchange(r, group()).all_reduce(bytes_in(x), bytes_in(y), x.dtype, reduction);
 }
 
@@ -295,7 +279,7 @@ void Collective::all_gather(RunContext& r) const {
   const Exchange exchange(r, group());
   const Mover mover(r);
   if (parts.lie_in_blocks()) {
-    Call call(rank, group(), op, y.bytes());
+    CollectiveCall call(rank, group(), op, y.bytes());
     return exchange.all_gather(bytes_in(x), bytes_in(y));
   }
   const size_t block = parts.block_bytes;
@@ -307,7 +291,7 @@ void Collective::all_gather(RunContext& r) const {
     mover.clear(sent + x.bytes(), block - x.bytes());
   }
   {
-    Call call(rank, group(), op, y.bytes());
+    CollectiveCall call(rank, group(), op, y.bytes());
     exchange.all_gather({sent, block}, {blocks, parts.blocks_bytes()});
   }
   parts.from_blocks(data_of(y), blocks, mover);
@@ -341,7 +325,7 @@ void Collective::reduce_scatter(RunContext& r) const {
   dims[along] = own;
   TensorView& y = r.output(0, dims, x.dtype, layout);
   if (parts.lie_in_blocks()) {
-    Call call(rank, group(), op, x.bytes());
+    CollectiveCall call(rank, group(), op, x.bytes());
     return exchange.reduce_scatter(bytes_in(x), bytes_in(y), x.dtype, reduction);
   }
   const size_t block = parts.block_bytes;
@@ -350,7 +334,7 @@ void Collective::reduce_scatter(RunContext& r) const {
   std::byte* received = padded ? blocks + parts.blocks_bytes() : data_of(y);
   parts.to_blocks(blocks, data_of(x), mover);
   {
-    Call call(rank, group(), op, x.bytes());
+    CollectiveCall call(rank, group(), op, x.bytes());
     exchange.reduce_scatter({blocks, parts.blocks_bytes()}, {received, block}, x.dtype, reduction);
   }
   if (padded) mover.copy(y.data, received, y.bytes());
@@ -379,7 +363,7 @@ void Collective::all_to_all(RunContext& r) const {
   const Mover mover(r);
   if (packed) sent.to_blocks(out, data_of(x), mover);
   {
-    Call call(rank, group(), op, bytes);
+    CollectiveCall call(rank, group(), op, bytes);
     Exchange(r, group()).all_to_all({out, bytes}, {in, bytes});
   }
   if (unpacked) received.from_blocks(data_of(y), in, mover);
@@ -389,7 +373,7 @@ void Collective::broadcast(RunContext& r) const {
   const TensorView& x = r.input(0);
   TensorView& y = r.output(0, x.dims);
   if (group().ranks->rank() == root && y.data != x.data) Mover(r).copy(y.data, x.data, x.bytes());
-  Call call(rank, group(), op, x.bytes());
+  CollectiveCall call(rank, group(), op, x.bytes());
   Exchange(r, group()).broadcast(bytes_in(y), root);
 }
 

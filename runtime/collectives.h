@@ -21,6 +21,23 @@ bool is_collective(const Node& node);
 // when the node's attributes don't fit the mesh.
 CompiledKernel make_collective(const CompileContext& c, RankContext& rank);
 
+// Counts a collective and the time in it, which is mostly waiting for other ranks.
+class CollectiveCall {
+ public:
+  CollectiveCall(RankContext& rank, RankContext::Group& group, const std::string& op, size_t payload_bytes)
+      : rank_(rank), start_us_(rank.now_us()) {
+    ++group.calls;
+    rank.count_communication(op, group.axis, payload_bytes);
+  }
+  ~CollectiveCall() { rank_.communicating_us += rank_.now_us() - start_us_; }
+  CollectiveCall(const CollectiveCall&) = delete;
+  CollectiveCall& operator=(const CollectiveCall&) = delete;
+
+ private:
+  RankContext& rank_;
+  double start_us_;
+};
+
 // What a rank had called and counted before a program ran.
 class CollectiveCounts {
  public:

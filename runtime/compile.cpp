@@ -14,6 +14,7 @@
 #include "kernels/cpu/reorder.h"
 #include "runtime/collectives.h"
 #include "runtime/program.h"
+#include "runtime/sums_with_norms.h"
 
 namespace fretsaw {
 namespace {
@@ -25,27 +26,31 @@ constexpr size_t kPartAlignment = 64;  // bytes; kernels read vectors
 class Compiler {
  public:
   // `border`: the graph that was specialised, which still has its Recv and Send nodes.
-  Compiler(Specialised specialised, const Graph& border, RankContext& rank, std::shared_ptr<Device> device)
+  Compiler(Specialised specialised, const Graph& border, RankContext& rank, std::shared_ptr<Device> device, const BindingSpec& binding)
       : specialised_(std::move(specialised)), border_(border), rank_(rank), device_(device.get()), program_(std::make_unique<Program>()) {
     program_->model = specialised_.model;
     program_->device = std::move(device);
+    program_->binds = device_ && binding.binds;
+    program_->kept = binding.kept;
+    if (program_->binds) local_.insert(binding.local.begin(), binding.local.end());
   }
 
   // `templates`: the inputs before the graph was specialised.
-  std::unique_ptr<Program> run(const std::vector<Value*>& templates) {
+  std::unique_ptr<Program> run(const std::vector<Value*>& templates, const std::vector<InputSpec>& specs) {
     Graph& graph = *program_->model->graph;
     consumers_ = consumers_of(graph);
     for (const Value* v : graph.outputs) graph_outputs_.insert(v);
-    add_inputs(templates);
+    add_inputs(templates, specs);
     if (device_) {
       host_ = find_host_nodes(graph, device_->kernels(), device_, rank_.tf32);
       program_->fallbacks = host_.fallbacks;
     }
-    for (const auto& unit : device_ ? device_steps(graph, host_, consumers_, graph_outputs_, *device_, rank_.tf32) : units(graph))
-      add_unit(unit);
+    for (const Unit& unit : device_ ? units_on_device(graph) : units(graph)) add_unit(unit);
     for (size_t i = 0; i < graph.outputs.size(); ++i) {
       const Value* v = graph.outputs[i];
-      program_->outputs.push_back(slot_in(v, layout_of_output(*border_.outputs[i]), memory_of(v)));
+      const bool as_it_lies = local_.contains(i) && memory_of(v) == Memory::device;
+      program_->outputs.push_back(
+          slot_in(v, as_it_lies ? slot_at(main_slot(v)).layout : layout_of_output(*border_.outputs[i]), memory_of(v)));
     }
     if (device_) inputs_first();
     place_values(*program_, overwrites_);
@@ -74,7 +79,7 @@ class Compiler {
     return slot;
   }
 
-  void add_inputs(const std::vector<Value*>& templates) {
+  void add_inputs(const std::vector<Value*>& templates, const std::vector<InputSpec>& specs) {
     for (size_t i = 0; i < specialised_.inputs.size(); ++i) {
       const Value* v = specialised_.inputs[i];
       int slot = -1;
@@ -82,6 +87,7 @@ class Compiler {
         Slot made = slot_of_type(v->type, Place::input);
         made.external = true;
         made.layout = layout_of_input(*templates[i], border_);
+        if (program_->binds && made.fixed && specs[i].memory == Memory::device) made.memory = Memory::device, made.layout = specs[i].layout;
         slot = add_slot(std::move(made));
         main_slot_[v] = slot;
       }
@@ -167,6 +173,12 @@ class Compiler {
     overwrites_.push_back(overwrites);
   }
 
+  std::vector<Unit> units_on_device(const Graph& graph) {
+    std::vector<Unit> steps = device_steps(graph, host_, consumers_, graph_outputs_, *device_, rank_.tf32);
+    join_norms_to_sums(steps, host_, consumers_, graph_outputs_, rank_);
+    return steps;
+  }
+
   // Single nodes and fusion groups, each at the place of its last member.
   std::vector<Unit> units(const Graph& graph) {
     std::unordered_map<int, Unit> groups;
@@ -191,6 +203,7 @@ class Compiler {
 
   // Folding may have taken members away; what is left must still be a chain whose inner results nobody else uses.
   bool runs_fused(const Unit& group) {
+    if (rank_.detect_anomaly) return false;  // each node is looked at
     auto [found, added] = fused_.try_emplace(group.front()->group, false);
     if (!added) return found->second;
     for (size_t i = 0; i + 1 < group.size(); ++i) {
@@ -262,6 +275,10 @@ class Compiler {
     step.on_device = true;
     step.kernel = record.make(c);
     step.view = unit.size() == 1 && record.view;
+    step.elementwise = std::all_of(unit.begin(), unit.end(), [&](const Node* member) {
+      const KernelRecord* own = device_->kernels().find(member->op, member->domain);
+      return own && own->in_place;
+    });
     const int overwrites = record.in_place && unit.size() == 1 ? kOverwriteAny : step.kernel.overwrites;
     add_kernel_step(unit, c, std::move(step), overwrites, record.host_inputs);
   }
@@ -270,7 +287,7 @@ class Compiler {
     CompileContext c = context(unit);
     Step step;
     step.on_device = device_ != nullptr;
-    step.kernel = make_collective(c, rank_);
+    step.kernel = unit.size() > 1 ? make_sum_with_norm(c, rank_) : make_collective(c, rank_);
     const int overwrites = step.kernel.overwrites;
     add_kernel_step(unit, c, std::move(step), overwrites);
   }
@@ -416,7 +433,8 @@ class Compiler {
   }
   bool is_capturable(const Step& step) {
     const auto in_place = [&](int number) {
-      return number < 0 || slot_at(number).place == Place::constant || (slot_at(number).place == Place::arena && slot_at(number).fixed);
+      if (number < 0 || slot_at(number).place == Place::constant || slot_at(number).binding >= 0) return true;
+      return slot_at(number).place == Place::arena && slot_at(number).fixed;
     };
     if (step.kind == Step::Kind::alias) return in_place(step.inputs[0]) && in_place(step.outputs[0]);
     if (step.kind != Step::Kind::kernel || !step.on_device || !step.kernel.capturable) return false;
@@ -489,6 +507,7 @@ class Compiler {
   RankContext& rank_;
   Device* device_;
   HostNodes host_;
+  std::unordered_set<size_t> local_;  // outputs that only other programs of the rank take
   std::unique_ptr<Program> program_;
   Consumers consumers_;
   std::unordered_set<const Value*> graph_outputs_;
@@ -503,10 +522,11 @@ class Compiler {
 }  // namespace
 
 std::unique_ptr<Program> compile_program(const Model& model, const std::vector<Value*>& inputs, const std::vector<InputSpec>& specs,
-                                         const std::set<std::string>& distrusted, RankContext& rank, std::shared_ptr<Device> device) {
+                                         const std::set<std::string>& distrusted, RankContext& rank, std::shared_ptr<Device> device,
+                                         const BindingSpec& binding) {
   ++rank.compiled_programs;
   Specialised specialised = specialise(model, inputs, specs, distrusted, rank, device ? &device->kernels() : nullptr);
-  return Compiler(std::move(specialised), *model.graph, rank, std::move(device)).run(inputs);
+  return Compiler(std::move(specialised), *model.graph, rank, std::move(device), binding).run(inputs, specs);
 }
 
 namespace {

@@ -11,6 +11,17 @@
 
 namespace fretsaw {
 
+// RMSNormalization of the ranks' sum and a residual:
+//   sum = the sum of all ranks' `in` + residual, y = sum / sqrt(mean of a row's squares + epsilon) * scale
+struct SumWithNorm {
+  int64_t rows = 0, n = 0;
+  DType dtype = DType::float32;
+  float epsilon = 0;
+  const void *in = nullptr, *residual = nullptr;  // [rows, n]
+  const void* scale = nullptr;                    // [n], a constant
+  void *sum = nullptr, *y = nullptr;              // [rows, n]; `sum` is null where nobody asks for it. Each may be `in`
+};
+
 class DeviceCommunicator {
  public:
   virtual ~DeviceCommunicator() = default;
@@ -18,6 +29,9 @@ class DeviceCommunicator {
   virtual bool capturable() const = 0;
   // `in` and `out` may be the same memory where they have one size. Bytes are those of `in`.
   virtual void all_reduce(const void* in, void* out, size_t bytes, DType dtype, Reduction reduction) = 0;
+  // Whether `sum_with_norm` does such rows in one kernel, on every rank alike. It does what an all-reduce and the two steps after it would.
+  virtual bool joins_norm(int64_t /*rows*/, int64_t /*n*/, DType /*dtype*/) const { return false; }
+  virtual void sum_with_norm(const SumWithNorm& sum);
   virtual void all_gather(const void* in, void* out, size_t bytes) = 0;
   virtual void reduce_scatter(const void* in, void* out, size_t bytes, DType dtype, Reduction reduction) = 0;
   virtual void all_to_all(const void* in, void* out, size_t bytes) = 0;

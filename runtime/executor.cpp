@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "graph/errors.h"
+#include "runtime/anomaly.h"
 #include "runtime/collectives.h"
 #include "runtime/program.h"
 
@@ -31,7 +32,7 @@ class StepMemory : public KernelMemory {
     }
     RuntimeValue& value = program_.values[static_cast<size_t>(number)];
     RankMemory& memory = memory_of(slot.memory);
-    if (slot.place == Place::arena) return value.tensor.data;
+    if (slot.place == Place::arena || slot.place == Place::bound) return value.tensor.data;
     if (index == 0 && step_->view && shares_input(dtype, dims, layout)) {
       value.owner = step_->input_values[0]->owner;
       return step_->input_values[0]->tensor.data;
@@ -81,7 +82,8 @@ void run_alias(Program& program, const Step& step) {
   const RuntimeValue& in = *step.input_values[0];
   out.kind = RuntimeValue::Kind::tensor;
   out.tensor.data = static_cast<std::byte*>(in.tensor.data) + step.alias_offset;
-  if (program.slots[static_cast<size_t>(step.outputs[0])].place != Place::arena) out.owner = in.owner;
+  const Place place = program.slots[static_cast<size_t>(step.outputs[0])].place;
+  if (place != Place::arena && place != Place::bound) out.owner = in.owner;
 }
 
 // Between the two memories. An input of the program may be in either.
@@ -89,7 +91,7 @@ void run_copy(Program& program, const Step& step, RankContext& rank) {
   const RuntimeValue& in = *step.input_values[0];
   RuntimeValue& out = *step.output_values[0];
   const Slot& slot = program.slots[static_cast<size_t>(step.outputs[0])];
-  if (in.kind != RuntimeValue::Kind::tensor || slot.place != Place::arena) {
+  if (in.kind != RuntimeValue::Kind::tensor || (slot.place != Place::arena && slot.place != Place::bound)) {
     BufferPool& pool = slot.memory == Memory::device ? rank.device_memory->pool : rank.memory.pool;
     return copy_pooled(pool, in, out, rank.device.get());
   }
@@ -168,7 +170,8 @@ void take_inputs(Program& program, std::span<const RuntimeValue* const> inputs, 
   for (size_t i = 0; i < program.inputs.size(); ++i) {
     if (program.inputs[i] < 0 || !inputs[i]) continue;
     RuntimeValue& value = program.values[static_cast<size_t>(program.inputs[i])];
-    if (inputs[i]->tensor.memory == Memory::device && inputs[i]->kind == RuntimeValue::Kind::tensor &&
+    const bool bound = program.slots[static_cast<size_t>(program.inputs[i])].binding >= 0;
+    if (!bound && inputs[i]->tensor.memory == Memory::device && inputs[i]->kind == RuntimeValue::Kind::tensor &&
         read_on_host(program, program.inputs[i])) {
       copy_pooled(rank.memory.pool, *inputs[i], value, rank.device.get());
     } else {
@@ -177,24 +180,26 @@ void take_inputs(Program& program, std::span<const RuntimeValue* const> inputs, 
   }
 }
 
-// A few integers are shapes more often than data: who takes them will want them on the host.
-bool is_small_list(const TensorView& x) {
-  return is_integer(x.dtype) && x.rank() <= 1 && x.count() <= 64;
-}
-
 // What the caller may keep: pool memory is handed over, anything else copied.
 void give_outputs(Program& program, std::span<RuntimeValue> outputs, RankContext& rank) {
   for (size_t i = 0; i < program.outputs.size(); ++i) {
     auto number = static_cast<size_t>(program.outputs[i]);
     const RuntimeValue& value = program.values[number];
-    if (value.kind == RuntimeValue::Kind::tensor && value.tensor.memory == Memory::device) {
-      copy_pooled(is_small_list(value.tensor) ? rank.memory.pool : rank.device_memory->pool, value, outputs[i], rank.device.get());
+    const int binding = program.slots[number].binding;
+    if (!program.kept.empty() && program.kept[i] >= 0) continue;
+    if (binding >= 0 && program.bindings[static_cast<size_t>(binding)].input < 0) {
+      outputs[i] = value;
+      outputs[i].owner = program.bindings[static_cast<size_t>(binding)].memory;
+    } else if (value.kind == RuntimeValue::Kind::tensor && value.tensor.memory == Memory::device) {
+      copy_pooled(is_small_list(value.tensor.dtype, value.tensor.dims) ? rank.memory.pool : rank.device_memory->pool, value, outputs[i],
+                  rank.device.get());
     } else if (value.kind != RuntimeValue::Kind::absent && (program.slots[number].external || !owns_memory(value))) {
       copy_pooled(rank.memory.pool, value, outputs[i], rank.device.get());
     } else {
       outputs[i] = value;
     }
   }
+  keep_values(program, outputs, rank);
   for (int number : program.outputs) {
     if (program.slots[static_cast<size_t>(number)].place == Place::pool) program.values[static_cast<size_t>(number)].owner.reset();
   }
@@ -227,6 +232,7 @@ void run_traced(Program& program, Step& step, StepMemory& memory, RankContext& r
   const std::shared_ptr<DeviceEvent> begin = rank.trace && step.on_device ? rank.device->record(/*timed=*/true) : nullptr;
   try {
     run_step(program, step, memory, rank, depth);
+    if (rank.detect_anomaly) check_finite(step, rank);
   } catch (const ShapeMismatch&) {
     throw;
   } catch (const Error& e) {
@@ -243,18 +249,19 @@ void run_traced(Program& program, Step& step, StepMemory& memory, RankContext& r
   for (int slot : step.releases) clear(program.values[static_cast<size_t>(slot)]);
 }
 
-// Records the segment's work; false when something in it can't be recorded, so that it is to run as it is.
-bool capture(Program& program, Segment& segment, StepMemory& memory, RankContext& rank, size_t depth) {
+// Records the segment's work; null when something in it can't be recorded, so that it is to run as it is.
+Segment::Captured* capture(Program& program, Segment& segment, StepMemory& memory, RankContext& rank, size_t depth) {
   // What its collectives count is kept, to be counted whenever it is replayed.
   std::vector<CommunicationCount> before = std::exchange(rank.communication, {});
   const bool counting = std::exchange(rank.counts_communication, true);
   std::vector<int64_t> calls;
   for (const auto& group : rank.groups) calls.push_back(group.calls);
   std::exception_ptr failure;
+  Segment::Captured made{program.addresses, nullptr, rank.device_memory->scratch.data(), {}};
   rank.device->begin_capture();
   try {
     for (size_t i = segment.first; i <= segment.last; ++i) run_step(program, program.steps[i], memory, rank, depth);
-    segment.work = rank.device->end_capture();
+    made.work = rank.device->end_capture();
   } catch (const Error&) {
     rank.device->abandon_capture();
     segment.refused = true;
@@ -262,22 +269,35 @@ bool capture(Program& program, Segment& segment, StepMemory& memory, RankContext
     rank.device->abandon_capture();
     failure = std::current_exception();
   }
-  segment.communication = std::exchange(rank.communication, std::move(before));
+  made.communication = std::exchange(rank.communication, std::move(before));
   rank.counts_communication = counting;
   for (size_t i = 0; i < calls.size(); ++i) rank.groups[i].calls = calls[i];
   if (failure) std::rethrow_exception(failure);
-  return !segment.refused;
+  if (segment.refused) return nullptr;
+  segment.captured.push_back(std::move(made));
+  return &segment.captured.back();
+}
+
+// How many sets of addresses a segment is captured for; with others it runs as it is.
+constexpr size_t kMostCaptured = 8;
+
+// The segment's work for the addresses at hand; null where there is none.
+Segment::Captured* captured_work(Program& program, Segment& segment, StepMemory& memory, RankContext& rank, size_t depth) {
+  const void* scratch = rank.device_memory->scratch.data();  // steps that ran before it in this run may have moved it
+  std::erase_if(segment.captured, [&](const Segment::Captured& c) { return c.scratch != scratch; });
+  for (Segment::Captured& c : segment.captured)
+    if (c.addresses == program.addresses) return &c;
+  if (segment.captured.size() >= kMostCaptured || !program.ran_before) return nullptr;
+  return capture(program, segment, memory, rank, depth);
 }
 
 // The first run makes what kernels make once (workspaces, connections); the second is captured.
 bool run_segment(Program& program, Segment& segment, StepMemory& memory, RankContext& rank, size_t depth) {
-  if (program.runs == 0 || segment.refused || rank.trace) return false;
-  const void* scratch = rank.device_memory->scratch.data();  // steps that ran before it in this run may have moved it
-  if (segment.scratch != scratch) segment.work.reset();
-  segment.scratch = scratch;
-  if (!segment.work && !capture(program, segment, memory, rank, depth)) return false;
-  rank.device->launch(*segment.work);
-  for (const CommunicationCount& c : segment.communication) {
+  if (program.runs == 0 || segment.refused || rank.trace || rank.detect_anomaly) return false;
+  const Segment::Captured* captured = captured_work(program, segment, memory, rank, depth);
+  if (!captured) return false;
+  rank.device->launch(*captured->work);
+  for (const CommunicationCount& c : captured->communication) {
     rank.group(c.axis)->calls += c.count;
     rank.count_communication(c.op, c.axis, static_cast<size_t>(c.bytes), c.count);
   }
@@ -287,7 +307,7 @@ bool run_segment(Program& program, Segment& segment, StepMemory& memory, RankCon
 }  // namespace
 
 void forget_captured(Program& program) {
-  for (Segment& segment : program.segments) segment.work.reset(), segment.refused = false;
+  for (Segment& segment : program.segments) segment.captured.clear(), segment.refused = false;
   program.runs = 0;
 }
 
@@ -296,6 +316,7 @@ void run_program(Program& program, std::span<const RuntimeValue* const> inputs, 
   if (depth > 64) throw Error("control flow is nested more than 64 deep", "flatten the model");
   bind_arena(program, rank, depth);
   take_inputs(program, inputs, rank);
+  bind_values(program, rank);
   StepMemory memory(program, rank);
   auto segment = program.segments.begin();
   std::shared_ptr<DeviceEvent> beginning;

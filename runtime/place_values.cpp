@@ -102,6 +102,74 @@ void overwrite_input(Program& program, Buffers& buffers, int s, int wanted) {
   }
 }
 
+// Lets step `s` write the new value of what the program keeps where the old one lies, if nobody needs that one afterwards.
+void overwrite_kept(Program& program, Buffers& buffers, int s) {
+  const Step& step = program.steps[static_cast<size_t>(s)];
+  const auto slot_of = [&](int number) -> const Slot& { return program.slots[static_cast<size_t>(number)]; };
+  const auto overwrite = [&](int made, int kept) {
+    const Buffers::Life &now = buffers.life(made), &old = buffers.life(kept);
+    if (!now.planned || now.escapes || old.last > s || buffers.root(made) == buffers.root(kept)) return;
+    if (slot_of(kept).layout != Layout::plain || !same_bytes(slot_of(made), slot_of(kept))) return;
+    for (int in : step.inputs) {
+      if (in < 0 || buffers.root(in) != buffers.root(kept)) continue;
+      const bool same_place = buffers.offset(in) == buffers.offset(kept) && slot_of(in).layout == Layout::plain &&
+                              slot_of(in).dims == slot_of(made).dims && same_bytes(slot_of(in), slot_of(made));
+      if (!step.elementwise || !same_place) return;
+    }
+    buffers.join(made, kept);
+    buffers.offset(made) = buffers.offset(kept);
+  };
+  for (size_t o = 0; o < program.kept.size(); ++o) {
+    if (program.kept[o] < 0) continue;
+    for (int made : step.outputs)
+      if (made >= 0 && buffers.root(made) == buffers.root(program.outputs[o]))
+        overwrite(made, program.inputs[static_cast<size_t>(program.kept[o])]);
+  }
+}
+
+// Binds inputs in device memory with what shares it, and outputs there that are handed over.
+void bind_slots(Program& program, Buffers& buffers) {
+  std::vector<int> number(program.slots.size(), -1);  // of the binding, by root slot
+  for (size_t i = 0; i < program.inputs.size(); ++i) {
+    const int slot = program.inputs[i];
+    if (slot < 0 || program.slots[static_cast<size_t>(slot)].memory != Memory::device) continue;
+    number[static_cast<size_t>(buffers.root(slot))] = static_cast<int>(program.bindings.size());
+    program.bindings.push_back({.input = static_cast<int>(i)});
+  }
+  for (size_t o = 0; o < program.outputs.size(); ++o) {
+    const Slot& slot = program.slots[static_cast<size_t>(program.outputs[o])];
+    const Buffers::Life& life = buffers.life(program.outputs[o]);
+    int& binding = number[static_cast<size_t>(buffers.root(program.outputs[o]))];
+    const bool handed_over = program.kept.empty() || program.kept[o] < 0;
+    if (!handed_over || binding >= 0 || slot.memory != Memory::device || !life.planned || life.escapes || life.first < 0) continue;
+    if (is_small_list(slot.dtype, slot.dims)) continue;
+    binding = static_cast<int>(program.bindings.size());
+    program.bindings.push_back({});
+  }
+  for (int i = 0; i < static_cast<int>(program.slots.size()); ++i) {
+    Slot& slot = program.slots[static_cast<size_t>(i)];
+    const int binding = number[static_cast<size_t>(buffers.root(i))];
+    if (binding < 0 || !slot.fixed) continue;
+    slot.binding = binding, slot.offset = buffers.offset(i);
+    if (slot.place == Place::pool) slot.place = Place::bound;
+    size_t& bytes = program.bindings[static_cast<size_t>(binding)].bytes;
+    bytes = std::max(bytes, slot.offset + bytes_of(slot.dtype, slot.dims, slot.layout));
+  }
+}
+
+// What is kept goes to inputs of the same type in device memory; the rest is handed over.
+void check_kept(Program& program) {
+  program.kept.resize(program.binds ? program.outputs.size() : 0, -1);
+  for (size_t o = 0; o < program.kept.size(); ++o) {
+    const int input = program.kept[o] < 0 ? -1 : program.inputs[static_cast<size_t>(program.kept[o])];
+    const Slot& now = program.slots[static_cast<size_t>(program.outputs[o])];
+    const Slot* old = input < 0 ? nullptr : &program.slots[static_cast<size_t>(input)];
+    const bool fits = old && old->memory == Memory::device && old->fixed && now.fixed && old->dtype == now.dtype && old->dims == now.dims &&
+                      old->layout == now.layout;
+    if (!fits) program.kept[o] = -1;
+  }
+}
+
 // Gives what can be planned in one memory its place in the arena there; the arena's size.
 size_t place_in_arena(Program& program, Buffers& buffers, Memory memory) {
   std::vector<BufferLife> lives;
@@ -133,6 +201,7 @@ size_t place_in_arena(Program& program, Buffers& buffers, Memory memory) {
 }  // namespace
 
 void place_values(Program& program, const std::vector<int>& overwrites) {
+  check_kept(program);
   Buffers buffers(program);
   for (const Step& step : program.steps) {
     if (step.kind == Step::Kind::alias) buffers.join(step.outputs[0], step.inputs[0]);
@@ -140,9 +209,11 @@ void place_values(Program& program, const std::vector<int>& overwrites) {
   for (int s = 0; s < static_cast<int>(program.steps.size()); ++s) {
     const Step& step = program.steps[static_cast<size_t>(s)];
     if (step.kind == Step::Kind::alias) buffers.offset(step.outputs[0]) = buffers.offset(step.inputs[0]) + step.alias_offset;
+    if (!program.kept.empty()) overwrite_kept(program, buffers, s);
     const int wanted = overwrites[static_cast<size_t>(s)];
     if (wanted != kOverwriteNone) overwrite_input(program, buffers, s, wanted);
   }
+  if (program.binds) bind_slots(program, buffers);
   program.arena_bytes = place_in_arena(program, buffers, Memory::host);
   program.device_arena_bytes = place_in_arena(program, buffers, Memory::device);
   std::vector<int> last_use(program.slots.size(), -1);

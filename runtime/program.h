@@ -45,6 +45,7 @@ struct RankContext {
   std::unique_ptr<RankMemory> device_memory;  // of `device`
   std::unique_ptr<BufferPool> pinned;         // memory of the host that the device reaches directly
   bool trace = false;
+  bool detect_anomaly = false;
   std::vector<TraceEvent> events;
   std::vector<DeviceSpan> device_runs;         // of programs: from the inputs being there to the outputs not yet fetched
   std::vector<DeviceSpan> device_steps;        // when tracing
@@ -79,7 +80,7 @@ struct RankContext {
 
 // One edge of a program: what is known about it when the program is compiled.
 struct Slot {
-  enum class Place : uint8_t { input, constant, arena, pool };
+  enum class Place : uint8_t { input, constant, arena, pool, bound };
   Place place = Place::pool;
   bool fixed = false;     // a tensor whose dtype and dims below are known
   bool external = false;  // input's or constant's bytes, perhaps through views: not ours to hand out
@@ -87,7 +88,8 @@ struct Slot {
   DType dtype = DType::undefined;
   Dims dims;
   Layout layout = Layout::plain;
-  size_t offset = 0;  // in the arena of its memory
+  size_t offset = 0;  // in the arena of its memory, or in the memory that it is bound to
+  int binding = -1;   // of Place::bound, and of inputs in device memory: whose memory it lies in
 };
 
 struct Step {
@@ -99,6 +101,7 @@ struct Step {
   bool view = false;        // the output may share the input's bytes at run time
   bool reorders = false;
   bool on_device = false;            // its kernel puts work on the device's stream
+  bool elementwise = false;          // of a device's kernel: each element of its outputs is made of the inputs' at that place alone
   bool capturable = false;           // the same work at the same addresses every time
   std::vector<int> inputs, outputs;  // slots; -1 where left out. Of control flow: the node's inputs, then captures
   std::vector<RuntimeValue*> input_values, output_values;
@@ -108,11 +111,22 @@ struct Step {
 
 // Steps [first, last] whose work on the device is captured the second time they run, and replayed from then on.
 struct Segment {
+  struct Captured {
+    std::vector<const void*> addresses;  // of the program's bindings when the work was captured
+    std::shared_ptr<CapturedWork> work;
+    const void* scratch = nullptr;                  // where it was then
+    std::vector<CommunicationCount> communication;  // of its collectives
+  };
   size_t first = 0, last = 0;
-  std::shared_ptr<CapturedWork> work;
-  const void* scratch = nullptr;                  // where it was when the work was captured
-  std::vector<CommunicationCount> communication;  // of its collectives
-  bool refused = false;                           // something in it could not be captured
+  std::vector<Captured> captured;
+  bool refused = false;  // something in it could not be captured
+};
+
+// Memory of a device whose address is known when a program runs: that of an input, or what an output is handed over in.
+struct Binding {
+  int input = -1;                // among the program's inputs; -1: of an output
+  size_t bytes = 0;              // of an output
+  std::shared_ptr<void> memory;  // of an output, while the program runs
 };
 
 struct Program {
@@ -128,6 +142,12 @@ struct Program {
   std::vector<Segment> segments;
   int64_t runs = 0;
   std::vector<HostFallback> fallbacks;
+  bool binds = false;     // its inputs and outputs in device memory are bound, not copied
+  std::vector<int> kept;  // for each output: the input in whose memory its value stays; -1: it is handed over
+  std::vector<Binding> bindings;
+  std::vector<const void*> addresses;            // of the bindings, in the run at hand
+  std::vector<std::vector<const void*>> before;  // those of earlier runs
+  bool ran_before = false;                       // with the addresses at hand
 };
 
 // What one input is, as far as compiling cares.
@@ -135,12 +155,21 @@ struct InputSpec {
   bool given = true;  // false: left out, the default counts
   Type type;          // concrete, or with unknown dimensions
   TensorPtr content;  // its contents are part of the signature: compiled in
+  Memory memory = Memory::host;
+  Layout layout = Layout::plain;  // of a value in device memory
+};
+// What the graphs of a plan that trains do with values in device memory.
+struct BindingSpec {
+  bool binds = false;         // they are read and written where they lie
+  std::vector<int> kept;      // for each output: the input whose new value it is, which goes where the old one lies; -1: none
+  std::vector<size_t> local;  // outputs that only other graphs of this rank take: they stay in the layout that they are made in
 };
 // `inputs` are values of `model.graph`; the contents of `model` are not changed.
 // Shapes that inference gives for the outputs of the nodes named in `distrusted` are not believed.
 // `device`: null for a program of the host.
 std::unique_ptr<Program> compile_program(const Model& model, const std::vector<Value*>& inputs, const std::vector<InputSpec>& specs,
-                                         const std::set<std::string>& distrusted, RankContext& rank, std::shared_ptr<Device> device);
+                                         const std::set<std::string>& distrusted, RankContext& rank, std::shared_ptr<Device> device,
+                                         const BindingSpec& binding = {});
 
 // A node makes another shape than inference said (an operator's inference function is wrong, or a loop never ran its body).
 class ShapeMismatch : public Error {
@@ -166,6 +195,8 @@ class ProgramCache {
   const std::vector<Value*>& inputs() const { return inputs_; }
   const Model& model() const { return *model_; }
   void forget_captured();  // work that was captured; it is recorded anew
+  void bind(BindingSpec binding) { binding_ = std::move(binding); }
+  void stays_on_rank(size_t output) { binding_.local.push_back(output); }
   const Program* last_program() const { return entries_.empty() ? nullptr : entries_.front().program.get(); }
 
  private:
@@ -187,6 +218,7 @@ class ProgramCache {
   std::shared_ptr<const Model> model_;
   std::vector<Value*> inputs_;
   bool generalise_;
+  BindingSpec binding_;
   std::vector<Facts> facts_;
   std::vector<int64_t> key_;  // of the call at hand; keeps its room
   std::vector<std::vector<int64_t>> last_contents_;
@@ -222,6 +254,13 @@ bool is_control_flow(const Node& node);
 // output may be placed on: an index, kOverwriteAny or kOverwriteNone.
 constexpr int kOverwriteNone = -1, kOverwriteAny = -2;
 void place_values(Program& program, const std::vector<int>& overwrites);
+// bindings.cpp: gives what is bound its addresses of this run, and the outputs that are kept their new values.
+void bind_values(Program& program, RankContext& rank);
+void keep_values(Program& program, std::span<RuntimeValue> outputs, RankContext& rank);
+// A few integers are shapes more often than data: who takes them will want them on the host.
+inline bool is_small_list(DType dtype, const Dims& dims) {
+  return is_integer(dtype) && dims.size() <= 1 && count_of(dims) <= 64;
+}
 // shape_inputs.cpp: for each of `inputs`, whether its contents decide shapes in the graph.
 std::vector<bool> inputs_that_decide_shapes(const Graph& graph, const std::vector<Value*>& inputs);
 // The tensor's bytes under a TensorPtr's terms, and the other way round.

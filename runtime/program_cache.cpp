@@ -54,6 +54,10 @@ void ProgramCache::make_key(std::span<const RuntimeValue* const> inputs) {
     key_.push_back(static_cast<int64_t>(value->kind));
     if (value->kind != RuntimeValue::Kind::tensor) continue;
     key_.push_back(static_cast<int64_t>(value->tensor.dtype));
+    if (binding_.binds) {
+      key_.push_back(static_cast<int64_t>(value->tensor.memory));
+      key_.push_back(static_cast<int64_t>(value->tensor.layout));
+    }
     const Facts& facts = facts_[i];
     if (facts.rank_changes >= changes_until_variable) continue;
     const Dims& dims = value->tensor.dims;
@@ -99,6 +103,8 @@ std::vector<InputSpec> ProgramCache::specs(std::span<const RuntimeValue* const> 
     spec.type = inputs_[i]->type;
     if (!value || value->kind != RuntimeValue::Kind::tensor) continue;
     spec.type = Type::tensor(value->tensor.dtype);
+    spec.memory = value->tensor.memory;
+    spec.layout = value->tensor.layout;
     const Facts& facts = facts_[i];
     if (facts.rank_changes < changes_until_variable) {
       Shape shape = shape_of(value->tensor.dims);
@@ -132,7 +138,7 @@ Program& ProgramCache::get(std::span<const RuntimeValue* const> inputs, RankCont
       return *entries_.front().program;
     }
   }
-  auto program = compile_program(*model_, inputs_, specs(inputs), distrusted_, rank, on_device ? rank.device : nullptr);
+  auto program = compile_program(*model_, inputs_, specs(inputs), distrusted_, rank, on_device ? rank.device : nullptr, binding_);
   if (entries_.size() >= kept_programs) entries_.pop_back();
   entries_.push_front({key_, std::move(program)});
   return *entries_.front().program;

@@ -8,6 +8,7 @@
 
 #include "graph/errors.h"
 #include "graph/passes.h"
+#include "graph/training/dropout.h"
 #include "runtime/weights.h"
 
 namespace fretsaw {
@@ -87,6 +88,7 @@ Rank::Rank(std::shared_ptr<const Plan> plan, const SessionOptions& options, int 
   context_.threads = threads;
   context_.random_seed = options.random_seed;
   context_.trace = options.trace;
+  context_.detect_anomaly = options.detect_anomaly;
   context_.now_us = now_us;
   if (static_cast<size_t>(pipeline) >= plan_->schedule.ranks.size())
     throw Error("the plan's schedule has too few ranks", "partition the model again");
@@ -131,7 +133,7 @@ bool Rank::can_rejoin() const {
 }
 
 void Rank::add_stage(int number, const SessionOptions& options) {
-  std::map<std::string, int> own = {{"data", data_}, {"pipeline", pipeline_}, {"tensor", tensor_}};
+  std::map<std::string, int> own = coordinates();
   const PlanGraph* found = nullptr;
   for (const PlanGraph& graph : plan_->graphs) {
     bool fits = graph.stage == number;
@@ -146,6 +148,7 @@ void Rank::add_stage(int number, const SessionOptions& options) {
   stage->cache = std::make_unique<ProgramCache>(stage->model, stage->model->graph->inputs, /*generalise=*/false);
   for (const Value* v : stage->model->graph->inputs) {
     auto input = std::find_if(plan_->inputs.begin(), plan_->inputs.end(), [&](const PlanInput& i) { return i.name == v->name; });
+    if (v->name == kSamplesAtHand) stage->samples_input = static_cast<int>(stage->plan_inputs.size());
     stage->plan_inputs.push_back(input == plan_->inputs.end() ? -1 : static_cast<int>(input - plan_->inputs.begin()));
   }
   stage->micro_batches.resize(static_cast<size_t>(plan_->micro_batches));
@@ -165,7 +168,10 @@ void Rank::find_crossings() {
       const Stage& source = stage(route.from_stage);
       crossing.place = place_of(source.model->graph->outputs, route.from_name, route.from_stage);
       crossing.peer_rank = to == pipeline_ ? -1 : plan_->mesh.rank(data_, to, tensor_);
-      if (to != pipeline_) stage(route.from_stage).outgoing.push_back(crossing);
+      if (to != pipeline_)
+        stage(route.from_stage).outgoing.push_back(crossing);
+      else
+        stage(route.from_stage).cache->stays_on_rank(crossing.place);
     }
     if (to == pipeline_) {
       crossing.peer_place = crossing.place;
@@ -221,7 +227,7 @@ void Rank::join_groups(Communicator& world) {
 void Rank::run_step(const StepInputs& step, Communicator& communicator) {
   double start_us = context_.now_us();
   allocations_before_ = allocations();
-  busy_us_ = 0;
+  if (!step.update) busy_us_ = 0, step_us_ = 0;  // an update belongs to the step before
   context_.communication.clear();
   context_.events.clear();
   if (context_.device) context_.device->use();
@@ -238,7 +244,7 @@ void Rank::run_step(const StepInputs& step, Communicator& communicator) {
   }
   running_stage_ = -1;
   finish_step();
-  step_us_ = context_.now_us() - start_us;
+  step_us_ += context_.now_us() - start_us;
 }
 
 void Rank::do_micro_batch(const Action& action, const StepInputs& step, Communicator& communicator) {
@@ -332,6 +338,13 @@ void Rank::gather_arguments(Stage& target, int micro_batch, const StepInputs& st
     bool divided = axis >= 0 && step.batches.batch > 0;
     if (divided) take_part(whole, axis, parts[static_cast<size_t>(micro_batch)], slot.inputs[i], context_.memory.pool);
     target.arguments[i] = divided ? &slot.inputs[i] : &whole;
+  }
+  if (target.samples_input >= 0) {
+    const auto at = static_cast<size_t>(target.samples_input);
+    const BatchPart samples = step.batches.batch > 0 ? parts[static_cast<size_t>(micro_batch)] : BatchPart{0, 1};
+    make_pooled(context_.memory.pool, slot.inputs[at], DType::int64, {2});
+    slot.inputs[at].tensor.as<int64_t>()[0] = samples.begin, slot.inputs[at].tensor.as<int64_t>()[1] = samples.count;
+    target.arguments[at] = &slot.inputs[at];
   }
   for (const Crossing& crossing : target.incoming) {
     target.arguments[crossing.place] = &slot.inputs[crossing.place];

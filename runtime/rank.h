@@ -48,10 +48,11 @@ class Rank {
   void forget_step();   // lets go of the last step's values
   void leave_groups();  // their communicator is gone; the next step makes new ones
 
-  // What the rank keeps from step to step (PlanState), while no step runs. Read on the host; absent, and no effect, where it does not
-  // keep it.
+  // What the rank keeps from step to step (PlanState), while no step runs. Its part is read on the host; it is set from the whole. Absent,
+  // and no effect, where the rank does not keep it.
   RuntimeValue state(const std::string& name);
-  void set_state(const std::string& name, const RuntimeValue& value);
+  void set_state(const PlanState& state, const RuntimeValue& whole);
+  std::map<std::string, int> coordinates() const { return {{"data", data_}, {"pipeline", pipeline_}, {"tensor", tensor_}}; }
 
   RankReport report() const;
   const std::vector<CommunicationCount>& communication() const { return context_.communication; }
@@ -92,6 +93,7 @@ class Rank {
     std::unique_ptr<ProgramCache> cache;
     std::vector<int> plan_inputs;                            // for each graph input: the plan's input, or -1
     std::vector<RuntimeValue*> state_inputs, state_outputs;  // for each graph input and output: what is kept, or null
+    int samples_input = -1;  // the graph input kSamplesAtHand
     std::vector<Crossing> incoming, outgoing;
     std::vector<MicroBatch> micro_batches;
     std::vector<const RuntimeValue*> arguments;

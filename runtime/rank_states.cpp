@@ -1,10 +1,13 @@
-// What a rank keeps from step to step: it goes into graphs by the inputs "state:NAME" and comes back by the outputs "next:NAME".
+// What a rank keeps from step to step: it goes into graphs by the inputs "state:NAME" and comes back by the outputs "next:NAME". On a
+// device it stays where it is: graphs read it there, and its new value goes there.
+#include <algorithm>
 #include <cstring>
 #include <string_view>
 #include <utility>
 
 #include "graph/errors.h"
 #include "runtime/rank.h"
+#include "runtime/state_parts.h"
 
 namespace fretsaw {
 namespace {
@@ -14,17 +17,18 @@ std::string after(std::string_view prefix, const std::string& name) {
   return name.starts_with(prefix) ? name.substr(prefix.size()) : std::string();
 }
 
-RuntimeValue first_value(const PlanState& state) {
+RuntimeValue first_value(const PlanState& state, const Coordinates& place) {
   if (!state.type.is_tensor() || !state.type.shape || !is_static(*state.type.shape))
     throw Error("the shape of the plan's state '" + state.name + "' is not known", "partition the model again");
-  RuntimeValue value = make_value(state.type.dtype, dims_of(*state.type.shape));
+  const StatePart part(state, place);
+  RuntimeValue value = make_value(state.type.dtype, part.dims());
   if (!state.initial) {
     std::memset(value.tensor.data, 0, value.tensor.bytes());
     return value;
   }
   if (state.initial->bytes() > 0 && !state.initial->data)
     throw Error("the weight '" + state.name + "' has no values: " + state.initial->missing, "give the model its weights' file");
-  std::memcpy(value.tensor.data, state.initial->data, value.tensor.bytes());
+  part.take(state.initial->data, static_cast<std::byte*>(value.tensor.data));
   return value;
 }
 
@@ -33,18 +37,30 @@ RuntimeValue first_value(const PlanState& state) {
 void Rank::add_states() {
   std::map<std::string, const PlanState*> known;
   for (const PlanState& state : plan_->states) known[state.name] = &state;
+  const Coordinates place = coordinates();
+  if (context_.device) context_.device->use();
   const auto kept = [&](std::string_view prefix, const Value* value) -> RuntimeValue* {
     const std::string name = after(prefix, value->name);
     const auto state = known.find(name);
     if (name.empty() || state == known.end()) return nullptr;
-    const auto [place, is_new] = states_.try_emplace(name);
-    if (is_new) place->second = first_value(*state->second);
-    if (is_new && state->second->starts_at_zero) zeros_.push_back(&place->second);
-    return &place->second;
+    const auto [kept, is_new] = states_.try_emplace(name);
+    if (is_new && context_.device)
+      copy_pooled(context_.device_memory->pool, first_value(*state->second, place), kept->second, context_.device.get());
+    else if (is_new)
+      kept->second = first_value(*state->second, place);
+    if (is_new && state->second->starts_at_zero) zeros_.push_back(&kept->second);
+    return &kept->second;
   };
   for (auto& stage : stages_) {
     for (const Value* v : stage->model->graph->inputs) stage->state_inputs.push_back(kept(kStateInput, v));
     for (const Value* v : stage->model->graph->outputs) stage->state_outputs.push_back(kept(kStateOutput, v));
+    if (!context_.device || states_.empty()) continue;
+    BindingSpec binding{.binds = true, .kept = {}};
+    for (const RuntimeValue* output : stage->state_outputs) {
+      const auto input = output ? std::find(stage->state_inputs.begin(), stage->state_inputs.end(), output) : stage->state_inputs.end();
+      binding.kept.push_back(input == stage->state_inputs.end() ? -1 : static_cast<int>(input - stage->state_inputs.begin()));
+    }
+    stage->cache->bind(std::move(binding));
   }
 }
 
@@ -68,7 +84,9 @@ void Rank::do_once(const Action& action, const StepInputs& step, Communicator& c
   if (communicator.aborted()) throw Error("the ranks were stopped", "", ErrorCode::device);
   Stage& target = stage(action.stage);
   gather_arguments(target, 0, step);
+  const double start_us = context_.now_us(), communicating_us = context_.communicating_us;
   target.cache->run(target.arguments, target.micro_batches[0].outputs, context_, 0);
+  if (!context_.device) busy_us_ += context_.now_us() - start_us - (context_.communicating_us - communicating_us);
   keep_states(target, target.micro_batches[0]);
 }
 
@@ -86,12 +104,18 @@ RuntimeValue Rank::state(const std::string& name) {
   return copy;
 }
 
-void Rank::set_state(const std::string& name, const RuntimeValue& value) {
-  const auto found = states_.find(name);
+void Rank::set_state(const PlanState& state, const RuntimeValue& whole) {
+  const auto found = states_.find(state.name);
   if (found == states_.end()) return;
-  RuntimeValue copy = make_value(value.tensor.dtype, value.tensor.dims);
-  std::memcpy(copy.tensor.data, value.tensor.data, value.tensor.bytes());
-  found->second = std::move(copy);
+  const StatePart part(state, coordinates());
+  RuntimeValue own = make_value(whole.tensor.dtype, part.dims());
+  part.take(static_cast<const std::byte*>(whole.tensor.data), static_cast<std::byte*>(own.tensor.data));
+  const TensorView& kept = found->second.tensor;
+  if (kept.memory == Memory::device && kept.dtype == own.tensor.dtype && kept.dims == own.tensor.dims) {
+    context_.device->use();
+    return context_.device->upload(kept.data, own.tensor.data, kept.bytes());
+  }
+  found->second = std::move(own);
 }
 
 }  // namespace fretsaw

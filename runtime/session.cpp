@@ -14,6 +14,7 @@
 #include "graph/errors.h"
 #include "runtime/device_group.h"
 #include "runtime/rank.h"
+#include "runtime/state_parts.h"
 
 namespace fretsaw {
 namespace {
@@ -57,6 +58,12 @@ struct Session::Impl {
   bool can_rejoin = true;     // false: the devices' communicators were aborted, and no new ones can be made
   int64_t allocations = 0;
   std::exception_ptr failure;  // the first of the step
+
+  const PlanState& state_named(const std::string& name) const {
+    for (const PlanState& state : plan->states)
+      if (state.name == name) return state;
+    throw Error("the plan keeps nothing under the name '" + name + "'", "see the names of the model's initializers");
+  }
 
   void start() {
     find_defaults();
@@ -253,8 +260,26 @@ std::vector<RuntimeValue> Session::states(const std::string& name) const {
   return found;
 }
 
-void Session::set_state(const std::string& name, const RuntimeValue& value) {
-  for (auto& rank : impl_->ranks) rank->set_state(name, value);
+RuntimeValue Session::state(const std::string& name) const {
+  const PlanState& state = impl_->state_named(name);
+  const auto is_cut_over = [&](const char* axis) {
+    return std::any_of(state.parts.begin(), state.parts.end(), [&](const PlanState::Part& part) { return part.axis == axis; });
+  };
+  RuntimeValue whole;
+  for (const auto& rank : impl_->ranks) {
+    if ((rank->data() > 0 && !is_cut_over("data")) || (rank->tensor() > 0 && !is_cut_over("tensor"))) continue;
+    RuntimeValue value = rank->state(name);
+    if (value.kind == RuntimeValue::Kind::absent) continue;
+    if (state.parts.empty()) return value;
+    if (whole.kind == RuntimeValue::Kind::absent) whole = make_value(state.type.dtype, dims_of(*state.type.shape));
+    StatePart(state, rank->coordinates()).put(static_cast<const std::byte*>(value.tensor.data), static_cast<std::byte*>(whole.tensor.data));
+  }
+  return whole;
+}
+
+void Session::set_state(const std::string& name, const RuntimeValue& whole) {
+  const PlanState& state = impl_->state_named(name);
+  for (auto& rank : impl_->ranks) rank->set_state(state, whole);
 }
 
 std::vector<RankReport> Session::ranks() const {

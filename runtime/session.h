@@ -22,6 +22,7 @@ struct SessionOptions {
   bool random_weights = false;  // fill missing weights by (weight_seed, source name, element)
   uint64_t weight_seed = 0;
   bool trace = false;
+  bool detect_anomaly = false;  // look at what every node makes (anomaly.h): slow
   double stop_limit_s = 5;  // how long the other ranks may take to stop once one has failed
   // For tests: called on the rank's thread before each forward; what it throws is that rank's failure.
   std::function<void(int rank, int micro_batch)> before_forward;
@@ -61,9 +62,11 @@ class Session {
   std::vector<RuntimeValue> run(const std::map<std::string, RuntimeValue>& inputs);
   // Of a plan that trains, after `run`: every rank's update graphs.
   void update();
-  // What the ranks of the first data and tensor ranks keep under a name (PlanState), on the host: one for each pipeline rank that does.
+  // What ranks keep under a name (PlanState), on the host and whole, put together from the ranks' parts; absent where no rank keeps it.
+  RuntimeValue state(const std::string& name) const;
+  // What the first data and tensor rank of each pipeline rank keeps under it.
   std::vector<RuntimeValue> states(const std::string& name) const;
-  void set_state(const std::string& name, const RuntimeValue& value);  // on every rank that keeps it
+  void set_state(const std::string& name, const RuntimeValue& whole);  // on every rank that keeps it, or a part of it
 
   std::vector<RankReport> ranks() const;
   std::vector<CommunicationCount> communication() const;  // of one micro-batch, as counted in the last step

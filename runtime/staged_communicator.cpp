@@ -48,6 +48,10 @@ class StagedCommunicator : public DeviceCommunicator {
 
 }  // namespace
 
+void DeviceCommunicator::sum_with_norm(const SumWithNorm& /*sum*/) {
+  throw Error("these devices do not take a sum with a norm", "report this as a fault", ErrorCode::device);
+}
+
 std::unique_ptr<DeviceCommunicator> make_staged_communicator(Communicator& host, Device& device) {
   return std::make_unique<StagedCommunicator>(host, device);
 }

@@ -13,6 +13,7 @@
 
 #include "graph/errors.h"
 #include "graph/io.h"
+#include "graph/training/training_plan_file.h"
 #include "kernels/cuda/devices.h"
 #include "partitioner/partition.h"
 #include "tools/options.h"
@@ -55,6 +56,7 @@ Plan plan_of_model(const std::string& path, const ExecutionSettings& settings, i
 }
 
 Plan plan_of_folder(const std::string& path, const ExecutionSettings& settings, std::vector<std::string>& notes) {
+  refuse_training_plan(path);
   Plan plan = read_plan(path, settings.random_weights.has_value());
   if (plan.structure_only && !settings.random_weights)
     throw Error("was made with --structure-only and holds no weights", "add --random-weights SEED").in_file(path);
@@ -67,6 +69,13 @@ Plan plan_of_folder(const std::string& path, const ExecutionSettings& settings, 
 }
 
 }  // namespace
+
+void refuse_training_plan(const std::string& path) {
+  if (is_training_plan(path))
+    throw Error("holds a plan that trains, which takes batches with targets", "use `fretsaw train`, whose --export writes a model to run",
+                ErrorCode::usage)
+        .in_file(path);
+}
 
 void add_execution_options(CLI::App& command, ExecutionSettings& s) {
   command.add_option("model", s.path, "An ONNX file or a plan folder")->required();

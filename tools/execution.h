@@ -29,6 +29,7 @@ void check_device(const std::string& device);
 void check_execution_options(const ExecutionSettings& settings, std::vector<std::string>& notes);
 
 int machine_cores();
+void refuse_training_plan(const std::string& path);  // throws Error that says what does with it
 // The plan at `path`, or the model there as a plan of one stage, its batch divided and outputs merged as in `like` when that is given.
 std::shared_ptr<const Plan> open_plan(const std::string& path, const ExecutionSettings& settings, int micro_batches,
                                       std::vector<std::string>& notes, const Plan* like = nullptr);

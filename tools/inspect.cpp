@@ -2,6 +2,7 @@
 #include <CLI/App.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <optional>
 
 #include "graph/catalogue.h"
 #include "graph/io.h"
@@ -17,6 +18,7 @@
 #include "tools/options.h"
 #include "tools/plan_summary.h"
 #include "tools/text.h"
+#include "tools/training_summary.h"
 
 namespace fretsaw {
 namespace {
@@ -150,12 +152,15 @@ void inspect_model(const Settings& settings) {
 }
 
 void inspect_plan(const Settings& settings) {
-  Plan plan = read_plan(settings.path, /*structure_only_weights=*/true);
+  std::optional<TrainingPlanFile> training;
+  if (is_training_plan(settings.path)) training = read_training_plan(settings.path, /*structure_only_weights=*/true);
+  Plan plan = training ? *training->training.plan : read_plan(settings.path, /*structure_only_weights=*/true);
   if (!settings.shapes.empty()) plan.notes.push_back("--shape has nothing to do in a plan: its shapes were fixed when it was made");
   if (!settings.dot.empty()) write_dot(plan, settings.dot);
   const DimSizes sizes = micro_batch_sizes(plan);
   if (settings.json) {
     Json out = plan_json(plan);
+    if (training) out["training"] = training_json(*training);
     for (size_t i = 0; i < plan.graphs.size(); ++i) {
       const Model& model = *plan.graphs[i].model;
       if (settings.device != "cpu") out["graphs"][i]["host_nodes"] = json_of(host_nodes(model, sizes, settings));
@@ -163,6 +168,7 @@ void inspect_plan(const Settings& settings) {
     }
     return print_json(out);
   }
+  if (training) print_training(*training);
   print_plan(plan);
   if (!settings.nodes && settings.device == "cpu") return;
   for (const PlanGraph& graph : plan.graphs) {

@@ -8,6 +8,7 @@
 #include "graph/errors.h"
 #include "graph/io.h"
 #include "tools/commands.h"
+#include "tools/execution.h"
 #include "tools/text.h"
 
 namespace fretsaw {
@@ -35,6 +36,7 @@ void check_output(const Settings& settings) {
 
 void merge_command(const Settings& settings) {
   check_output(settings);
+  refuse_training_plan(settings.path);
   const Plan plan = read_plan(settings.path);
   const Model model = merge(plan);
   write_model(model, settings.output);

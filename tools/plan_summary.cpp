@@ -9,8 +9,10 @@
 
 #include "graph/communication_schemas.h"
 #include "graph/sizes.h"
+#include "graph/training/plan_graphs.h"
 #include "tools/model_summary.h"
 #include "tools/text.h"
+#include "tools/training_summary.h"
 
 namespace fretsaw {
 namespace {
@@ -54,14 +56,11 @@ const StageEstimate& estimate(const Plan& plan, int stage) {
   return stage >= 0 && static_cast<size_t>(stage) < plan.stages.size() ? plan.stages[stage] : none;
 }
 
-// What a pipeline rank does, from the schedule's problem: rank -> stages, ascending.
+// The forward stages of each pipeline rank, ascending.
 std::vector<std::vector<int>> stages_of_ranks(const Plan& plan) {
-  const ScheduleProblem problem = schedule_problem(plan);
+  const GraphNumbers numbers = graph_numbers(plan);
   std::vector<std::vector<int>> stages(static_cast<size_t>(plan.mesh.pipeline));
-  for (size_t stage = 0; stage < problem.rank_of_stage.size(); ++stage) {
-    const auto rank = static_cast<size_t>(problem.rank_of_stage[stage]);
-    if (rank < stages.size()) stages[rank].push_back(static_cast<int>(stage));
-  }
+  for (int stage = 0; stage < numbers.forward; ++stage) stages[static_cast<size_t>(numbers.rank_of(stage))].push_back(stage);
   return stages;
 }
 
@@ -72,17 +71,8 @@ struct RankSummary {
   std::vector<std::string> graphs;
   int64_t weight_bytes = 0;
   double flops = 0;
+  KeptStates states;
 };
-
-// Does this rank run the graph? Its coordinates must agree on the axes on which the graph differs.
-bool runs(const RankSummary& rank, const PlanGraph& graph) {
-  if (std::find(rank.stages.begin(), rank.stages.end(), graph.stage) == rank.stages.end()) return false;
-  for (const auto& [axis, index] : graph.coordinates) {
-    const auto found = rank.coordinates.find(axis);
-    if (axis != "pipeline" && found != rank.coordinates.end() && found->second != index) return false;
-  }
-  return true;
-}
 
 std::vector<RankSummary> rank_summaries(const Plan& plan) {
   const std::vector<std::vector<int>> stages = stages_of_ranks(plan);
@@ -90,15 +80,17 @@ std::vector<RankSummary> rank_summaries(const Plan& plan) {
   for (int d = 0; d < plan.mesh.data; ++d) {
     for (int p = 0; p < plan.mesh.pipeline; ++p) {
       for (int t = 0; t < plan.mesh.tensor; ++t) {
-        RankSummary rank{plan.mesh.rank(d, p, t), {{"data", d}, {"pipeline", p}, {"tensor", t}}, stages[static_cast<size_t>(p)], {}, 0, 0};
+        RankSummary rank{
+            plan.mesh.rank(d, p, t), {{"data", d}, {"pipeline", p}, {"tensor", t}}, stages[static_cast<size_t>(p)], {}, 0, 0, {}};
         WeightCount weights;
         for (const PlanGraph& graph : plan.graphs) {
-          if (!runs(rank, graph)) continue;
+          if (!runs(plan, rank.coordinates, graph)) continue;
           rank.graphs.push_back(graph.file);
           rank.flops += estimate(plan, graph.stage).flops;
           weights.add(*graph.model->graph);
         }
         rank.weight_bytes = weights.bytes();
+        rank.states = states_of_rank(plan, rank.coordinates);
         ranks.push_back(std::move(rank));
       }
     }
@@ -106,7 +98,12 @@ std::vector<RankSummary> rank_summaries(const Plan& plan) {
   return ranks;
 }
 
-// What one micro-batch does on the lowest rank of each stage: one Send for each route, and the collectives of its graphs.
+bool is_of_lowest_rank(const PlanGraph& graph) {
+  return std::all_of(graph.coordinates.begin(), graph.coordinates.end(), [](const auto& place) { return place.second == 0; });
+}
+
+// What one micro-batch does on the lowest rank of each stage: one Send for each route, and the collectives of its graphs; and those of the
+// end of a step.
 std::vector<CommunicationCount> communication(const Plan& plan) {
   std::vector<CommunicationCount> counts;
   auto add = [&](const std::string& op, const std::string& axis, int64_t count, int64_t bytes) {
@@ -120,10 +117,9 @@ std::vector<CommunicationCount> communication(const Plan& plan) {
   if (!plan.routes.empty()) counts.front().count = static_cast<int64_t>(plan.routes.size());
   const DimSizes sizes = micro_batch_sizes(plan);
   for (const PlanGraph& graph : plan.graphs) {
-    const auto tensor = graph.coordinates.find("tensor");
-    if (tensor != graph.coordinates.end() && tensor->second != 0) continue;
+    if (!is_of_lowest_rank(graph)) continue;
     for (const Node* node : graph.model->graph->nodes) {
-      if (node->domain != kCommunicationDomain || node->op == "Send" || node->op == "Recv") continue;
+      if (!communicates(*node) || node->op == "Send" || node->op == "Recv") continue;
       const Type type = with_sizes(node->op == "AllGather" ? node->out(0)->type : node->input(0)->type, sizes);
       const int64_t bytes = type.shape ? saturating_bytes(type.dtype, dims_of(*type.shape)) : 0;
       add(node->op, node->get_string("axis", "tensor"), 1, bytes);
@@ -140,10 +136,8 @@ int64_t nodes_of_stage(const Plan& plan, int stage) {
 
 int64_t weights_of_stage(const Plan& plan, int stage) {
   WeightCount weights;
-  for (const PlanGraph& graph : plan.graphs) {
-    const auto tensor = graph.coordinates.find("tensor");
-    if (graph.stage == stage && (tensor == graph.coordinates.end() || tensor->second == 0)) weights.add(*graph.model->graph);
-  }
+  for (const PlanGraph& graph : plan.graphs)
+    if (graph.stage == stage && is_of_lowest_rank(graph)) weights.add(*graph.model->graph);
   return weights.bytes();
 }
 
@@ -162,6 +156,31 @@ void print_stages(const Plan& plan) {
                human_bytes(static_cast<double>(weights_of_stage(plan, stage))), human_bytes(static_cast<double>(e.send_bytes)),
                human_time(e.time_us)});
   }
+  table.print();
+}
+
+// Of a plan that trains: a line for each graph, those of the end of a step as well.
+void print_graphs(const Plan& plan) {
+  const GraphNumbers numbers = graph_numbers(plan);
+  Table table({"graph", "stage", "pipeline rank", ">nodes", ">flops", ">weights", ">sends", ">predicted"});
+  for (const PlanGraph& graph : plan.graphs) {
+    if (!is_of_lowest_rank(graph)) continue;
+    const bool of_stage = graph.stage < numbers.in_micro_batch;
+    const StageEstimate& e = estimate(plan, graph.stage);
+    table.add({graph.kind, of_stage ? std::to_string(numbers.forward_of(graph.stage)) : "", std::to_string(numbers.rank_of(graph.stage)),
+               std::to_string(graph.model->graph->nodes.size()), of_stage ? human_count(e.flops) : "",
+               human_bytes(static_cast<double>(weights_of_stage(plan, graph.stage))),
+               of_stage ? human_bytes(static_cast<double>(e.send_bytes)) : "", of_stage ? human_time(e.time_us) : ""});
+  }
+  table.print();
+}
+
+void print_training_ranks(const Plan& plan) {
+  Table table({"rank", "stages", ">graphs", ">flops", ">weights", ">states", ">kept"});
+  for (const RankSummary& rank : rank_summaries(plan))
+    table.add({std::to_string(rank.rank), list_of(rank.stages), std::to_string(rank.graphs.size()), human_count(rank.flops),
+               human_bytes(static_cast<double>(rank.weight_bytes)), std::to_string(rank.states.count),
+               human_bytes(static_cast<double>(rank.states.bytes))});
   table.print();
 }
 
@@ -205,7 +224,9 @@ Json plan_json(const Plan& plan) {
                             {"graphs", rank.graphs},
                             {"weight_bytes", rank.weight_bytes},
                             {"flops", rank.flops}});
+    if (!plan.states.empty()) out["ranks"].back()["states"] = rank.states.count, out["ranks"].back()["state_bytes"] = rank.states.bytes;
   }
+  if (!plan.states.empty()) out["states"] = states_json(plan);
   out["stages"] = Json::array();
   for (size_t i = 0; i < plan.stages.size(); ++i) {
     const auto stage = static_cast<int>(i);
@@ -225,10 +246,17 @@ Json plan_json(const Plan& plan) {
 void print_plan(const Plan& plan) {
   std::printf("mesh data=%d pipeline=%d tensor=%d, %d micro-batch%s, schedule %s, costs of %s\n\n", plan.mesh.data, plan.mesh.pipeline,
               plan.mesh.tensor, plan.micro_batches, plan.micro_batches == 1 ? "" : "es", plan.schedule.name.c_str(), plan.target.c_str());
-  print_stages(plan);
-  std::printf("\n");
-  print_ranks(plan);
-  print_routes(plan);
+  if (graph_numbers(plan).trains()) {
+    print_graphs(plan);
+    std::printf("\n");
+    print_training_ranks(plan);
+    print_states(plan);
+  } else {
+    print_stages(plan);
+    std::printf("\n");
+    print_ranks(plan);
+    print_routes(plan);
+  }
   if (!plan.notes.empty()) std::printf("\n");
   print_notes(plan.notes);
 }

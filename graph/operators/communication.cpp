@@ -21,10 +21,41 @@ FactorRule other_axes_pass(const Node& node) {
   return rule.done();
 }
 
-// Every rank's loss depends on every rank's part of a sum: the gradients are added up as the parts were.
+// Gradients of collectives. Every rank's loss may depend on every rank's operand; what is differentiated is the sum of all ranks' losses,
+// so the gradient of a value that ranks hold alike is the sum of what they find, each for its own copy.
+
+std::vector<Value*> all_ranks(GradientContext& c, Value* value, const char* reduction) {
+  std::vector<Attribute> attributes = c.attributes({"axis", "group_size"});
+  attributes.push_back({"reduction", std::string(reduction)});
+  return {c.add_own("AllReduce", {value}, std::move(attributes))};
+}
+
+// The largest elements of all ranks share the gradient evenly.
+std::vector<Value*> extreme_gradient(GradientContext& c) {
+  const DType type = c.input(0)->type.dtype;
+  Value* chosen = c.add("Cast", {c.add("Equal", {c.input(0), c.output()})}, {{"to", static_cast<int64_t>(type)}}, type);
+  Value* share = c.add("Div", {chosen, all_ranks(c, chosen, "sum")[0]});
+  return {c.add("Mul", {all_ranks(c, c.of_output(), "sum")[0], share})};
+}
+
 std::vector<Value*> all_reduce_gradient(GradientContext& c) {
+  const std::string reduction = c.node().get_string("reduction", "sum");
+  if (reduction == "max" || reduction == "min") return extreme_gradient(c);
+  if (reduction != "sum" && reduction != "mean") c.refuse("has no gradient for the reduction '" + reduction + "'");
+  return all_ranks(c, c.of_output(), reduction.c_str());
+}
+
+std::vector<Attribute> parts_of_axis(GradientContext& c) {
+  return c.attributes({"axis", "group_size", "tensor_axis", "sizes", "uneven", "index"});
+}
+std::vector<Value*> all_gather_gradient(GradientContext& c) {
+  std::vector<Attribute> attributes = parts_of_axis(c);
+  attributes.push_back({"reduction", std::string("sum")});
+  return {c.add_own("ReduceScatter", {c.of_output()}, std::move(attributes))};
+}
+std::vector<Value*> reduce_scatter_gradient(GradientContext& c) {
   if (c.node().get_string("reduction", "sum") != "sum") c.refuse("is differentiated where it sums only");
-  return {c.add_own("AllReduce", {c.of_output()}, c.attributes({"axis", "group_size", "reduction"}))};
+  return {c.add_own("AllGather", {c.of_output()}, parts_of_axis(c))};
 }
 
 }  // namespace
@@ -36,8 +67,9 @@ std::vector<OperatorRecord> communication_operators() {
   records.push_back(
       {.name = "AllReduce", .domain = "ai.fretsaw", .since = 1, .factors = elementwise_factors, .gradient = all_reduce_gradient});
   records.push_back({.name = "Broadcast", .domain = "ai.fretsaw", .since = 1, .factors = elementwise_factors});
-  for (const char* name : {"AllGather", "ReduceScatter"})
-    records.push_back({.name = name, .domain = "ai.fretsaw", .since = 1, .factors = other_axes_pass});
+  records.push_back({.name = "AllGather", .domain = "ai.fretsaw", .since = 1, .factors = other_axes_pass, .gradient = all_gather_gradient});
+  records.push_back(
+      {.name = "ReduceScatter", .domain = "ai.fretsaw", .since = 1, .factors = other_axes_pass, .gradient = reduce_scatter_gradient});
   for (const char* name : {"AllToAll", "HaloExchange"}) records.push_back({.name = name, .domain = "ai.fretsaw", .since = 1});
   return records;
 }

@@ -1,5 +1,6 @@
 // The gradient operators of the domain ai.fretsaw (graph/gradient_operators.h).
 #include "graph/communication_schemas.h"
+#include "graph/gradients.h"
 #include "graph/operators/rule_builder.h"
 
 namespace fretsaw {
@@ -244,6 +245,7 @@ std::vector<OperatorRecord> gradient_operators() {
       record("RMSNormalizationGradScale", norm, row_norm_grad_factors, elements_of_second),
       record("SoftmaxCrossEntropyLossGrad", norm, loss_grad_factors, elements_of_second),
       record("NegativeLogLikelihoodLossGrad", norm, loss_grad_factors, elements_of_second),
+      {.name = "DropoutMask", .domain = kCommunicationDomain, .since = 1, .gradient = zero_gradient},
   };
 }
 

@@ -14,6 +14,7 @@
 // A pattern holds no ',': write '?' for one in a name.
 #pragma once
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "graph/ir.h"
@@ -48,6 +49,8 @@ struct TrainedParameter {
   Type type;                        // a float tensor of known rank. Of 16 bits: without master weights, computed in float32 and rounded
   DType gradient = DType::float32;  // the element type its gradient comes in
   DType copy = DType::undefined;    // with master weights: what the model computes in; the new value is given in that type too
+  // Where this is a part of a tensor: the mesh axes that cut it, with the number of ranks. Norms of the whole are summed over them.
+  std::vector<std::pair<std::string, int>> cut_over = {};
 };
 
 // What stands for one parameter in an update graph.

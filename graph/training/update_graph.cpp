@@ -5,6 +5,7 @@
 #include <map>
 #include <utility>
 
+#include "graph/communication_schemas.h"
 #include "graph/errors.h"
 #include "graph/passes.h"
 #include "graph/training/optimizer.h"
@@ -31,8 +32,9 @@ class UpdateWriter {
  public:
   UpdateWriter(Graph& graph, DType type) : graph_(graph), type_(type) {}
 
-  Value* add(const std::string& op, std::vector<Value*> inputs, const std::string& name, std::vector<Attribute> attributes = {}) {
-    return graph_.add_node(op, std::move(inputs), {graph_.fresh_name(name)}, std::move(attributes))->outputs[0];
+  Value* add(const std::string& op, std::vector<Value*> inputs, const std::string& name, std::vector<Attribute> attributes = {},
+             const std::string& domain = "") {
+    return graph_.add_node(op, std::move(inputs), {graph_.fresh_name(name)}, std::move(attributes), domain)->outputs[0];
   }
   Value* cast(Value* value, DType type, const std::string& name) {
     return add("Cast", {value}, name, {{"to", static_cast<int64_t>(type)}});
@@ -172,7 +174,11 @@ class ParameterWriter {
   // |p| / |direction|, 1 where one of them is 0.
   Value* trust_ratio(Value* direction) {
     const auto norm = [&](Value* x, const char* name) {
-      return root(w_.add("ReduceSumSquare", {x}, named(name), {{"keepdims", int64_t{0}}}));
+      Value* square = w_.add("ReduceSumSquare", {x}, named(name), {{"keepdims", int64_t{0}}});
+      for (const auto& [axis, ranks] : parameter_.cut_over)
+        square = w_.add("AllReduce", {square}, named(std::string(name) + "_of_all"), {{"axis", axis}, {"group_size", int64_t{ranks}}},
+                        kCommunicationDomain);
+      return root(square);
     };
     Value* of_parameter = norm(p_, "parameter_square");
     Value* of_direction = norm(direction, "direction_square");
@@ -238,6 +244,7 @@ Model new_model(const std::string& name) {
   Model model;
   model.ir_version = 11;
   model.opsets[""] = newest_opset();
+  model.opsets[kCommunicationDomain] = 1;
   model.graph = std::make_shared<Graph>();
   model.graph->name = name;
   return model;

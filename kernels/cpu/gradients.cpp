@@ -34,13 +34,45 @@ void sum_to(const TensorView& x, TensorView& y) {
   for (size_t i = 0; i < sums.size(); ++i) y.as<T>()[i] = static_cast<T>(sums[i]);
 }
 
+// x [rows, columns] summed over its rows; each thread has columns of its own.
+template <typename T>
+void sum_rows(const T* x, T* y, int64_t rows, int64_t columns, int threads) {
+  constexpr int64_t kColumns = 64;
+  const int64_t blocks = (columns + kColumns - 1) / kColumns;
+  parallel_for(blocks, kGrainElements / (rows * kColumns + 1) + 1, threads, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) {
+      const int64_t first = block * kColumns, count = std::min(kColumns, columns - first);
+      double sums[kColumns] = {};
+      run_vectorised([&]() FRETSAW_ALWAYS_INLINE {
+        for (int64_t row = 0; row < rows; ++row) {
+          const T* from = x + row * columns + first;
+          for (int64_t k = 0; k < count; ++k) sums[k] += static_cast<double>(from[k]);
+        }
+      });
+      for (int64_t k = 0; k < count; ++k) y[first + k] = static_cast<T>(sums[k]);
+    }
+  });
+}
+
+// Whether y was broadcast along x's first axes only: then x is rows of y. (Of the same shape: one row.)
+bool sums_rows(const Dims& x, const Dims& y) {
+  size_t first = 0;
+  while (first < y.size() && y[first] == 1) ++first;
+  const size_t own = y.size() - first;
+  return own <= x.size() && std::equal(y.begin() + static_cast<int64_t>(first), y.end(), x.end() - static_cast<int64_t>(own));
+}
+
 CompiledKernel make_sum_to_plain(const CompileContext&) {
   return {[](RunContext& r) {
     const TensorView& x = r.input(0);
     const std::vector<int64_t> shape = r.input_ints(1);
     require(broadcast_dims(shape, x.dims) == x.dims, "the shape to sum to does not broadcast to the tensor's", "give the operand's shape");
     TensorView& y = sized_output(r, 0, shape);
-    dispatch<types::wide_floats>(x.dtype, [&]<typename T>() { sum_to<T>(x, y); });
+    dispatch<types::wide_floats>(x.dtype, [&]<typename T>() {
+      const int64_t columns = y.count();
+      if (columns == 0 || !sums_rows(x.dims, y.dims)) return sum_to<T>(x, y);
+      sum_rows(x.as<T>(), y.as<T>(), x.count() / columns, columns, r.threads());
+    });
   }};
 }
 

@@ -44,4 +44,9 @@ class Philox {
 // The node's seed where it has one, otherwise a key made of its name.
 uint64_t random_key(const Node& node);
 
+// Of DropoutMask (graph/gradient_operators.h): the key of a node's masks in one step, and the index of a mask's first element among those
+// of the whole batch. The elements that follow have the next indexes: what a sample has in the mask lies in one piece.
+uint64_t mask_key(uint64_t node, uint64_t counter);
+uint64_t first_of_mask(const Dims& dims, int64_t first_sample, int64_t samples);
+
 }  // namespace fretsaw

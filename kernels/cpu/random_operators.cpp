@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <functional>
+#include <numeric>
 
 #include "kernels/cpu/element_copy.h"
 #include "kernels/cpu/numbers.h"
@@ -123,7 +125,33 @@ CompiledKernel make_dropout(const CompileContext& c) {
   }};
 }
 
+// Where an element of a mask stands in the whole batch: rows are those of the samples at hand, of the first of them on.
+CompiledKernel make_dropout_mask(const CompileContext& c) {
+  const double ratio = c.node().get_float("ratio", 0.5f);
+  const auto key = static_cast<uint64_t>(c.node().get_int("key", 0));
+  return {[ratio, key](RunContext& r) {
+    const TensorView &shape = r.input(0), &samples = r.input(1);
+    require(samples.count() == 2 && samples.as<int64_t>()[1] > 0, "the samples at hand are not given by two numbers");
+    const Philox random(mask_key(key, static_cast<uint64_t>(input_int(r, 2))));
+    TensorView& mask = sized_output(r, 0, Dims(shape.as<int64_t>(), shape.as<int64_t>() + shape.count()), DType::boolean);
+    const uint64_t first = first_of_mask(mask.dims, samples.as<int64_t>()[0], samples.as<int64_t>()[1]);
+    auto* kept = mask.as<uint8_t>();
+    parallel_for(mask.count(), kGrainElements / 16, r.threads(), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) kept[i] = random.uniform(first + static_cast<uint64_t>(i)) >= static_cast<float>(ratio);
+    });
+  }};
+}
+
 }  // namespace
+
+uint64_t mask_key(uint64_t node, uint64_t counter) {
+  return (node ^ counter * 0x9E3779B97F4A7C15u) * 0xBF58476D1CE4E5B9u;
+}
+
+uint64_t first_of_mask(const Dims& dims, int64_t first_sample, int64_t samples) {
+  const int64_t all = std::accumulate(dims.begin(), dims.end(), int64_t{1}, std::multiplies<>());
+  return static_cast<uint64_t>(all / samples * first_sample);
+}
 
 void register_random(KernelRegistry& registry) {
   registry.add({.op = "RandomNormal", .make = make_random<true, false>, .host_random = true});
@@ -132,6 +160,7 @@ void register_random(KernelRegistry& registry) {
   registry.add({.op = "RandomUniformLike", .make = make_random<false, true>, .host_random = true});
   registry.add({.op = "Bernoulli", .make = make_bernoulli, .host_random = true});
   registry.add({.op = "Multinomial", .make = make_multinomial, .host_random = true});
+  registry.add({.op = "DropoutMask", .domain = "ai.fretsaw", .make = make_dropout_mask});
   registry.add({.op = "Dropout", .make = make_dropout, .host_random = true});
 }
 

@@ -9,13 +9,6 @@ namespace fretsaw::cuda {
 
 namespace {
 
-// A line [N, C, L] becomes an image [N, C, 1, L].
-void make_image(Convolution& c) {
-  for (Dims* dims : {&c.x, &c.w, &c.y}) dims->insert(dims->begin() + 2, 1);
-  for (Dims* dims : {&c.strides, &c.dilations}) dims->insert(dims->begin(), 1);
-  for (Dims* dims : {&c.pads_begin, &c.pads_end}) dims->insert(dims->begin(), 0);
-}
-
 int64_t cells_of(const Dims& dims) {
   return count_of(Dims(dims.begin() + 2, dims.end()));
 }
@@ -112,6 +105,28 @@ CompiledKernel make_convolution(const CompileContext& c) {
   ConvolutionStep step;
   if (const std::string reason = read_convolution_step(c, kTransposed, step); !reason.empty())
     throw Error("a convolution that has no kernel on the device: " + reason, "report this as a fault");
+  return compile_convolution(c, std::move(step));
+}
+
+// Fills in shapes and window; the attributes are checked as the CPU's kernel does it.
+void read_shapes(const CompileContext& c, bool transposed, ConvolutionStep& step) {
+  Convolution& convolution = step.convolution;
+  Window window;
+  convolution.dtype = c.input_dtype(0);
+  convolution.transposed = transposed;
+  convolution.groups = c.node().get_int("group", 1);
+  convolution.x = *c.input_dims(0), convolution.w = *c.input_dims(1);
+  convolution.y = step.y_dims = convolution_output(c.node(), convolution.x, convolution.w, transposed, window);
+  convolution.strides = window.strides, convolution.dilations = window.dilations;
+  convolution.pads_begin = window.pads_begin, convolution.pads_end = window.pads_end;
+  // An output_shape beyond what the window reaches: the cells past it are only bias.
+  for (int64_t& pad : convolution.pads_end) pad = std::max<int64_t>(pad, 0);
+  convolution.x_channels = convolution.x[1];
+}
+
+}  // namespace
+
+CompiledKernel compile_convolution(const CompileContext& c, ConvolutionStep step) {
   CompiledKernel kernel;
   kernel.input_layouts.assign(c.inputs.size(), Layout::plain);
   kernel.output_layouts.assign(std::max<size_t>(c.outputs.size(), 1), Layout::plain);
@@ -129,20 +144,10 @@ CompiledKernel make_convolution(const CompileContext& c) {
   return kernel;
 }
 
-// Fills in shapes and window; the attributes are checked as the CPU's kernel does it.
-void read_shapes(const CompileContext& c, bool transposed, ConvolutionStep& step) {
-  Convolution& convolution = step.convolution;
-  Window window;
-  convolution.dtype = c.input_dtype(0);
-  convolution.transposed = transposed;
-  convolution.groups = c.node().get_int("group", 1);
-  convolution.x = *c.input_dims(0), convolution.w = *c.input_dims(1);
-  convolution.y = step.y_dims = convolution_output(c.node(), convolution.x, convolution.w, transposed, window);
-  convolution.strides = window.strides, convolution.dilations = window.dilations;
-  convolution.pads_begin = window.pads_begin, convolution.pads_end = window.pads_end;
-  // An output_shape beyond what the window reaches: the cells past it are only bias.
-  for (int64_t& pad : convolution.pads_end) pad = std::max<int64_t>(pad, 0);
-  convolution.x_channels = convolution.x[1];
+void make_image(Convolution& c) {
+  for (Dims* dims : {&c.x, &c.w, &c.y}) dims->insert(dims->begin() + 2, 1);
+  for (Dims* dims : {&c.strides, &c.dilations}) dims->insert(dims->begin(), 1);
+  for (Dims* dims : {&c.pads_begin, &c.pads_end}) dims->insert(dims->begin(), 0);
 }
 
 // Tensor cores want channels last, in whole packs of 16 bytes; float32 without them is fastest in the plain layout.
@@ -164,8 +169,6 @@ void choose_layouts(const CompileContext& c, ConvolutionStep& step) {
   step.x_layout = image && (!step.prepares_x || offered_last) ? Layout::nhwc : Layout::plain;
   convolution.x_layout = step.x_layout;
 }
-
-}  // namespace
 
 std::string read_convolution_step(const CompileContext& c, bool transposed, ConvolutionStep& step) {
   if (!c.has_input(0) || !c.has_input(1)) return "no weights";

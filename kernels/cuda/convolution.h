@@ -18,9 +18,12 @@ struct FusedActivation {
 // Y = activation(X * W + bias + residual), with 2 or 3 spatial dimensions (a line has the extent 1 first).
 // Dimensions are logical: X [N, C, D...], W [O, C / groups, K...], or [C, O / groups, K...] when transposed, Y [N, O, E...].
 // With channels_last X and Y lie as [N, D..., C] and W as [first, K..., second].
+//
+// of_weight: what is computed is the gradient of the weights of a convolution of X. `w` is then that of its result, [N, O, E...], and `y`
+// that of its weights, [O, C / groups, K...]; they lie as such tensors do.
 struct Convolution {
   DType dtype = DType::float32;
-  bool transposed = false, channels_last = false, tf32 = false;
+  bool transposed = false, of_weight = false, channels_last = false, tf32 = false;
   int64_t groups = 1;
   Dims x, w, y, strides, dilations, pads_begin, pads_end;
   // X as the program has it, whose channels may be fewer than x[1]: the rest is added before the convolution.
@@ -32,7 +35,7 @@ struct Convolution {
   size_t spatial_rank() const { return strides.size(); }
   bool has_epilogue() const { return bias || residual || activation.kind != FusedActivation::Kind::none; }
   // One filter for each channel, and one channel for each filter.
-  bool is_depthwise() const { return !transposed && groups > 1 && groups == x[1] && groups == y[1]; }
+  bool is_depthwise() const { return !transposed && !of_weight && groups > 1 && groups == x[1] && groups == y[1]; }
   double multiplications() const;
   std::string key() const;  // everything above, as text
 };
@@ -74,6 +77,8 @@ inline size_t rounded(size_t bytes) {
 
 // A convolution of any window, groups and layout, one thread for each output (convolution_direct.cu).
 void run_direct(const Convolution& c, const ConvolutionAddresses& at, cudaStream_t stream);
+// The same for the gradient of weights, one block for each of them (convolution_weight_gradient.cu).
+void run_direct_weight_gradient(const Convolution& c, const ConvolutionAddresses& at, cudaStream_t stream);
 // Depthwise, channels last, weights [K..., O] (convolution_depthwise.cu). Whether this one is among those it does, and the launch.
 bool has_depthwise(const Convolution& c);
 void run_depthwise(const Convolution& c, const ConvolutionAddresses& at, cudaStream_t stream);
@@ -94,6 +99,8 @@ void pack_channels(DType dtype, int64_t N, int64_t C, int64_t S, int64_t P, bool
 void unpack_channels(DType dtype, int64_t N, int64_t C, int64_t S, const void* from, void* to, cudaStream_t stream);
 // X with its padding written out as zeros: to has the spatial extents pads_begin + D + pads_end.
 void write_padding(const Convolution& c, const void* from, void* to, cudaStream_t stream);
+// to [y] = the middle of from [whole], which has the margins that c's padding says around it.
+void cut_margins(const Convolution& c, const Dims& whole, const void* from, void* to, cudaStream_t stream);
 
 void register_deformable_convolution(KernelRegistry& registry);  // DeformConv
 

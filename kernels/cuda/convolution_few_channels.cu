@@ -314,7 +314,7 @@ void launch_for_columns(const Convolution& c, const ConvolutionAddresses& at, in
 
 bool has_few_channels(const Convolution& c) {
   if (c.dtype != DType::float16 && c.dtype != DType::bfloat16) return false;
-  if (!c.channels_last || c.transposed || c.groups != 1 || c.spatial_rank() != 2 || c.residual) return false;
+  if (!c.channels_last || c.transposed || c.of_weight || c.groups != 1 || c.spatial_rank() != 2 || c.residual) return false;
   if (c.x_channels < 1 || c.x_channels > 4 || c.w[0] % 8 != 0 || c.dilations != Dims{1, 1}) return false;
   if (c.w[2] > 15 || c.w[3] > 15 || c.strides[0] > 8 || c.strides[1] > 8) return false;
   if (c.x[2] >= 1 << 24 || c.x[3] >= 1 << 24 || column_blocks(c) > 65535) return false;

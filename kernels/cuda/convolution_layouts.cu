@@ -1,8 +1,10 @@
 // Copies around convolutions: channels to the last place and back, and padding written out.
 #include <algorithm>
 
+#include "kernels/cpu/element_copy.h"
 #include "kernels/cuda/convolution.h"
 #include "kernels/cuda/element_packs.cuh"
+#include "kernels/cuda/strided_copy.h"
 
 namespace fretsaw::cuda {
 
@@ -145,6 +147,24 @@ void write_padding(const Convolution& c, const void* from, void* to, cudaStream_
     });
   }
   check_launch("pad_cells");
+}
+
+void cut_margins(const Convolution& c, const Dims& whole, const void* from, void* to, cudaStream_t stream) {
+  // As [N, C, D...] or [N, D..., C], in which the spatial dimensions begin later.
+  const auto in_memory = [&](Dims dims) {
+    if (c.channels_last) std::rotate(dims.begin() + 1, dims.begin() + 2, dims.end());
+    return dims;
+  };
+  Dims begin(whole.size(), 0);
+  std::copy(c.pads_begin.begin(), c.pads_begin.end(), begin.begin() + 2);
+  begin = in_memory(begin);
+  StridedCopy copy;
+  copy.element_bytes = bytes_of(c.dtype, 1);
+  copy.dims = in_memory(c.y), copy.from_strides = strides_of(in_memory(whole));
+  int64_t offset = 0;
+  for (size_t d = 0; d < begin.size(); ++d) offset += begin[d] * copy.from_strides[d];
+  copy.to = to, copy.from = static_cast<const char*>(from) + bytes_of(c.dtype, offset);
+  copy_strided(copy, stream);
 }
 
 }  // namespace fretsaw::cuda

@@ -79,7 +79,8 @@ class PatchesPlan : public ConvolutionPlan {
 }  // namespace
 
 bool has_patches(const Convolution& c) {
-  if (!c.channels_last || c.transposed || c.groups != 1 || c.residual || c.spatial_rank() != 2 || c.w[2] * c.w[3] == 1) return false;
+  if (!c.channels_last || c.transposed || c.of_weight || c.groups != 1 || c.residual) return false;
+  if (c.spatial_rank() != 2 || c.w[2] * c.w[3] == 1) return false;
   const auto none = [](const Dims& pads) { return std::all_of(pads.begin(), pads.end(), [](int64_t p) { return p == 0; }); };
   return c.strides == Dims{c.w[2], c.w[3]} && c.dilations == Dims{1, 1} && none(c.pads_begin) && none(c.pads_end);
 }

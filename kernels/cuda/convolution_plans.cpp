@@ -16,7 +16,7 @@ class DirectPlan : public ConvolutionPlan {
  public:
   explicit DirectPlan(Convolution c) : convolution_(std::move(c)) {}
   void run(GpuDevice& device, const ConvolutionAddresses& at, void*) override {
-    run_direct(convolution_, at, static_cast<cudaStream_t>(device.stream()));
+    (convolution_.of_weight ? run_direct_weight_gradient : run_direct)(convolution_, at, static_cast<cudaStream_t>(device.stream()));
   }
   std::string saved() const override { return {kDirect}; }
 
@@ -103,6 +103,40 @@ class PaddingPlan : public ConvolutionPlan {
   size_t padded_;
 };
 
+// The same transposed convolution with what the padding cuts off as part of its output.
+Convolution with_margins(Convolution c) {
+  for (size_t i = 0; i < c.spatial_rank(); ++i) c.y[i + 2] += c.pads_begin[i] + c.pads_end[i];
+  std::fill(c.pads_begin.begin(), c.pads_begin.end(), 0);
+  std::fill(c.pads_end.begin(), c.pads_end.end(), 0);
+  return c;
+}
+
+// Computes the margins of a transposed convolution too, for engines that can't leave out as much as is asked, and cuts them off.
+class CroppingPlan : public ConvolutionPlan {
+ public:
+  CroppingPlan(Convolution c, PlanPtr inner)
+      : convolution_(std::move(c)), inner_(std::move(inner)), whole_(with_margins(convolution_).y), bytes_(whole_bytes()) {}
+  size_t workspace() const override { return bytes_ + inner_->workspace(); }
+  void run(GpuDevice& device, const ConvolutionAddresses& at, void* workspace) override {
+    ConvolutionAddresses outside = at;
+    outside.y = workspace;
+    inner_->run(device, outside, static_cast<char*>(workspace) + bytes_);
+    cut_margins(convolution_, whole_, workspace, at.y, static_cast<cudaStream_t>(device.stream()));
+  }
+  std::string saved() const override {
+    const std::string inner = inner_->saved();
+    return inner.empty() ? "" : kWithCropping + inner;
+  }
+
+ private:
+  size_t whole_bytes() const { return rounded(bytes_of(convolution_.dtype, count_of(whole_))); }
+
+  Convolution convolution_;
+  PlanPtr inner_;
+  Dims whole_;
+  size_t bytes_;
+};
+
 // A plan of cuDNN, told apart from the others where it is saved.
 class LibraryPlan : public ConvolutionPlan {
  public:
@@ -122,8 +156,9 @@ class LibraryPlan : public ConvolutionPlan {
 bool cudnn_can_describe(const Convolution& c) {
   for (size_t i = 0; i < c.spatial_rank(); ++i) {
     if (c.pads_begin[i] < 0 || c.pads_end[i] < 0) return false;
+    if (!c.transposed) continue;
     const int64_t room = c.y[i + 2] + c.pads_begin[i] + c.pads_end[i] - c.dilations[i] * (c.w[i + 2] - 1) - 1;
-    if (c.transposed && (room < 0 || room / c.strides[i] + 1 != c.x[i + 2])) return false;
+    if (room < 0 || room / c.strides[i] + 1 != c.x[i + 2]) return false;
   }
   return true;
 }
@@ -173,6 +208,10 @@ PlanPtr restore_plan(GpuDevice& device, const Convolution& c, const std::string&
       PlanPtr inner = restore_plan(device, without_padding(c), rest);
       return inner ? std::make_shared<PaddingPlan>(c, std::move(inner)) : nullptr;
     }
+    case kWithCropping: {
+      PlanPtr inner = restore_plan(device, with_margins(c), rest);
+      return inner ? std::make_shared<CroppingPlan>(c, std::move(inner)) : nullptr;
+    }
     default:
       return nullptr;
   }
@@ -189,12 +228,18 @@ Plans candidate_plans(GpuDevice& device, const Convolution& c) {
   add_cudnn_plans(device, c, limit, plans);
   const bool pads = std::any_of(c.pads_begin.begin(), c.pads_begin.end(), [](int64_t p) { return p > 0; }) ||
                     std::any_of(c.pads_end.begin(), c.pads_end.end(), [](int64_t p) { return p > 0; });
-  if (plans.size() == before && pads && !c.transposed) {
+  if (plans.size() == before && pads && (!c.transposed || !c.has_epilogue())) {
     Plans inner;
-    add_cudnn_plans(device, without_padding(c), limit, inner);
-    for (PlanPtr& plan : inner) plans.push_back(std::make_shared<PaddingPlan>(c, std::move(plan)));
+    add_cudnn_plans(device, c.transposed ? with_margins(c) : without_padding(c), limit, inner);
+    for (PlanPtr& plan : inner) {
+      if (c.transposed)
+        plans.push_back(std::make_shared<CroppingPlan>(c, std::move(plan)));
+      else
+        plans.push_back(std::make_shared<PaddingPlan>(c, std::move(plan)));
+    }
   }
-  if (plans.empty() || (c.is_depthwise() && !has_depthwise(c))) plans.push_back(direct_plan(c));
+  const bool of_groups = c.groups > 1 && (c.of_weight || c.transposed);  // which libraries may do slowly
+  if (plans.empty() || of_groups || (c.is_depthwise() && !has_depthwise(c))) plans.push_back(direct_plan(c));
   return plans;
 }
 

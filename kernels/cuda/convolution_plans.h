@@ -8,7 +8,7 @@ namespace fretsaw::cuda {
 std::vector<std::shared_ptr<ConvolutionPlan>> candidate_plans(GpuDevice& device, const Convolution& c);
 // What `saved` of each kind of plan begins with; the rest is an inner plan's.
 inline constexpr char kCudnn = 'c', kWithEpilogue = 'e', kWithPadding = 'p', kDepthwise = 'd', kFewChannels = 'f', kPatches = 'q',
-                      kDirect = 'x';
+                      kDirect = 'x', kWithCropping = 'm';
 // Windows side by side, as rows of a product (convolution_patches.cpp). Whether this one is among those it does, and its plan.
 bool has_patches(const Convolution& c);
 std::shared_ptr<ConvolutionPlan> patches_plan(GpuDevice& device, const Convolution& c);

@@ -22,4 +22,11 @@ std::string read_convolution_step(const CompileContext& c, bool transposed, Conv
 // Adds the nodes after the first: bias, residual and activation, each at most once and the activation last.
 std::string read_followers(const CompileContext& c, ConvolutionStep& step);
 
+// Chooses how it is computed by layouts that tensor cores like, and by those that are offered.
+void choose_layouts(const CompileContext& c, ConvolutionStep& step);
+// A line [N, C, L] becomes an image [N, C, 1, L].
+void make_image(Convolution& c);
+// The kernel of what was read.
+CompiledKernel compile_convolution(const CompileContext& c, ConvolutionStep step);
+
 }  // namespace fretsaw::cuda

@@ -162,14 +162,18 @@ void remember(const std::string& key, const std::string& saved) {
 }  // namespace
 
 double Convolution::multiplications() const {
+  if (of_weight) return static_cast<double>(count_of(y)) * static_cast<double>(count_of(w) / std::max<int64_t>(w[1], 1));
   const double taps = static_cast<double>(count_of(w)) / static_cast<double>(std::max<int64_t>(w[0] * w[1], 1));
   const int64_t cells = transposed ? count_of(x) / std::max<int64_t>(x[1], 1) : count_of(y) / std::max<int64_t>(y[1], 1);
   return taps * static_cast<double>(cells) * static_cast<double>(x[1]) * static_cast<double>(y[1]) / static_cast<double>(groups);
 }
 
 std::string Convolution::key() const {
-  std::string text = std::string(transposed ? "transposed " : "") + std::string(name_of(dtype)) + (channels_last ? " last" : " first") +
-                     (tf32 ? " tf32" : "") + " groups " + std::to_string(groups);
+  std::string text = std::string(of_weight    ? "of weight "
+                                 : transposed ? "transposed "
+                                              : "") +
+                     std::string(name_of(dtype)) + (channels_last ? " last" : " first") + (tf32 ? " tf32" : "") + " groups " +
+                     std::to_string(groups);
   for (const Dims* dims : {&x, &w, &y, &strides, &dilations, &pads_begin, &pads_end}) text += " " + to_string(*dims);
   text += " of " + std::to_string(x_channels) + (x_layout == Layout::nhwc ? " last" : " first");
   text += std::string(bias ? " bias" : "") + (residual ? " residual" : "");

@@ -94,8 +94,9 @@ std::shared_ptr<fe::graph::Graph> describe(const Convolution& c, bool fused) {
   const auto x = input(*graph, kX, c.x, c.channels_last), w = input(*graph, kW, c.w, c.channels_last);
   const Dims y_strides = strides_of(c.y, c.channels_last);
   // A transposed convolution is the gradient of a convolution by its input.
-  auto y = c.transposed ? graph->conv_dgrad(x, w, window_of<fe::graph::Conv_dgrad_attributes>(c))
-                        : graph->conv_fprop(x, w, window_of<fe::graph::Conv_fprop_attributes>(c));
+  auto y = c.of_weight    ? graph->conv_wgrad(w, x, window_of<fe::graph::Conv_wgrad_attributes>(c))
+           : c.transposed ? graph->conv_dgrad(x, w, window_of<fe::graph::Conv_dgrad_attributes>(c))
+                          : graph->conv_fprop(x, w, window_of<fe::graph::Conv_fprop_attributes>(c));
   y->set_dim(c.y).set_stride(y_strides);
   if (fused && c.bias) {
     Dims dims(c.y.size(), 1);

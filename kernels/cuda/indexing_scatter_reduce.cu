@@ -67,7 +67,7 @@ size_t bytes_to_order(const Updates& u) {
 }
 
 template <typename N>
-void reduce_in_order(RunContext& r, ScatterReduction reduction, const Updates& u, void* scratch) {
+Ordered<N> bring_together(RunContext& r, const Updates& u, void* scratch) {
   auto* at = static_cast<N*>(scratch);
   cub::DoubleBuffer<N> targets(at, at + 2 * u.items), order(at + u.items, at + 3 * u.items);
   const auto end = reinterpret_cast<uintptr_t>(at + 4 * u.items);
@@ -75,7 +75,12 @@ void reduce_in_order(RunContext& r, ScatterReduction reduction, const Updates& u
   cub::DoubleBuffer<N> keys, values;
   const size_t bytes = sort_pairs<N>(nullptr, 0, keys, values, u, nullptr);
   sort_pairs<N>(temporary, bytes, targets, order, u, stream_of(r));
+  return {targets.Current(), order.Current()};
+}
 
+template <typename N>
+void reduce_in_order(RunContext& r, ScatterReduction reduction, const Updates& u, void* scratch) {
+  const Ordered<N> sorted = bring_together<N>(r, u, scratch);
   const DType type = u.y.dtype;
   if (type == DType::boolean) {  // of 0 and 1, whatever is not a sum or product then
     reduction = reduction == ScatterReduction::add || reduction == ScatterReduction::max ? ScatterReduction::max : ScatterReduction::min;
@@ -84,13 +89,15 @@ void reduce_in_order(RunContext& r, ScatterReduction reduction, const Updates& u
     const int64_t count = u.items * u.inner;
     reduce_sorted<T, N><<<blocks_for(count, kThreads), kThreads, 0, stream_of(r)>>>(
         reduction, u.y.as<T>(), u.updates.as<const T>(), static_cast<N>(count), Divider<N>(u.inner), static_cast<N>(u.rows),
-        static_cast<N>(u.items), targets.Current(), order.Current());
+        static_cast<N>(u.items), sorted.targets, sorted.order);
   });
   check_launch("reduce_sorted");
 }
 
 template size_t bytes_to_order<uint32_t>(const Updates&);
 template size_t bytes_to_order<uint64_t>(const Updates&);
+template Ordered<uint32_t> bring_together<uint32_t>(RunContext&, const Updates&, void*);
+template Ordered<uint64_t> bring_together<uint64_t>(RunContext&, const Updates&, void*);
 template void reduce_in_order<uint32_t>(RunContext&, ScatterReduction, const Updates&, void*);
 template void reduce_in_order<uint64_t>(RunContext&, ScatterReduction, const Updates&, void*);
 

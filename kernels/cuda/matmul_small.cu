@@ -18,40 +18,119 @@ constexpr int kThreads = 256, kWarps = kThreads / 32;
 // --- B [K, N] with dense rows ---
 //
 // A block sums a tile of 8 packs of columns over a part of K: 8 lanes take a row, so the block takes 32 rows at a time. The blocks of a
-// cluster share a tile, each with its part of K; the first adds their sums up.
-constexpr int kLanes = 8, kRowsAtOnce = kThreads / kLanes;
+// cluster share a tile, each with its part of K; they give their sums to the first, which adds them up.
+//
+// Where the product stands in a chain of small kernels, its blocks are there before what they multiply with is: until then they read
+// their first rows of B into registers.
+constexpr int kLanes = 8, kRowsAtOnce = kThreads / kLanes, kMostParts = 8;
 
 template <typename T>
 constexpr int kTileColumns = kLanes* Bits16<T>::size;
 
-// Rows of B that a thread has in flight.
+// Rows of B that a thread has in flight, and blocks of a multiprocessor that the registers must hold.
 template <int M>
-constexpr int kInFlight = M <= 2 ? 8 : 4;
+constexpr int kInFlight = M == 1   ? 6
+                          : M == 2 ? 8
+                                   : 4;
+template <int M>
+constexpr int kResident = M == 1   ? 3
+                          : M == 2 ? 2
+                                   : 1;
 
 // Rows of B whose factors of A are held in shared memory at a time.
 template <int M>
-constexpr int kStagedRows = 8192 / M;
+constexpr int kStagedRows = 6144 / M;
 
 template <typename T>
 struct SmallArguments {
   int M, a_row;
   int64_t N, K, line;  // of B: elements from line to line
   int64_t part;        // of K, of one block
+  bool a_packs;        // whole packs of A stand at multiples of 16 bytes
   const T *a, *b;
 };
 
+// What a thread reads of B: every kRowsAtOnce-th row of its block's part, one pack of each.
+template <typename T>
+class RowReader {
+ public:
+  __device__ RowReader(const SmallArguments<T>& p, int64_t first, int64_t end, int64_t column)
+      : at_(p.b + first * p.line + column), stride_(kRowsAtOnce * p.line), left_(0) {
+    if (first < end && column < p.N) left_ = static_cast<int>((end - first + kRowsAtOnce - 1) / kRowsAtOnce);
+  }
+  // The thread's next row; zeros where there is none.
+  __device__ Bits16<T> next() {
+    Bits16<T> row;
+    asm volatile(
+        "{\n\t.reg .pred there;\n\tsetp.gt.s32 there, %5, 0;\n\t"
+        "@there ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n\t}"
+        : "+r"(row.bits.x), "+r"(row.bits.y), "+r"(row.bits.z), "+r"(row.bits.w)
+        : "l"(at_), "r"(left_));
+    at_ += stride_, --left_;
+    return row;
+  }
+
+ private:
+  const T* at_;
+  int64_t stride_;  // elements from one row of the thread to its next
+  int left_;        // rows of the thread from `at_` on
+};
+
+// The first block of a cluster waits in its own shared memory for what the others put there.
+class Delivery {
+ public:
+  // By one thread of each block, before the cluster's barrier.
+  __device__ static void open(uint64_t* barrier, unsigned bytes) {
+    const unsigned at = address_of(barrier);
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+  }
+  // To the same place in the first block's memory.
+  __device__ static void send(float* place, float value, uint64_t* barrier) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(in_first(address_of(place))),
+                 "f"(value), "r"(in_first(address_of(barrier)))
+                 : "memory");
+  }
+  __device__ static void wait(uint64_t* barrier) {
+    unsigned done = 0;
+    while (!done)
+      asm volatile("{\n\t.reg .pred done;\n\tmbarrier.try_wait.parity.shared::cta.b64 done, [%1], 0;\n\tselp.u32 %0, 1, 0, done;\n\t}"
+                   : "=r"(done)
+                   : "r"(address_of(barrier))
+                   : "memory");
+  }
+
+ private:
+  __device__ static unsigned address_of(const void* shared) { return static_cast<unsigned>(__cvta_generic_to_shared(shared)); }
+  __device__ static unsigned in_first(unsigned address) {
+    unsigned mapped;
+    asm("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(mapped) : "r"(address));
+    return mapped;
+  }
+};
+
+// The factors of A for `rows` rows of B from `first` on, [rows][M]; zeros up to `padded` rows and M.
 template <typename T, int M>
-__device__ void load_rows(Bits16<T> (&rows)[kInFlight<M>], const SmallArguments<T>& p, int64_t first, int64_t end, int64_t column) {
+__device__ void stage_factors(float* factors, const SmallArguments<T>& p, int64_t first, int rows, int padded) {
+  constexpr int V = Bits16<T>::size;
 #pragma unroll
-  for (int u = 0; u < kInFlight<M>; ++u) {
-    const int64_t k = first + u * kRowsAtOnce;
-    rows[u] = k < end && column < p.N ? load_constant_bits_once(p.b + k * p.line + column) : Bits16<T>();
+  for (int m = 0; m < M; ++m) {
+    const T* line = p.a + int64_t{m} * p.a_row + first;
+    const int there = m < p.M ? rows : 0, packed = p.a_packs ? there / V * V : 0;
+    for (int k = static_cast<int>(threadIdx.x) * V; k < packed; k += kThreads * V) {
+      const Bits16<T> pack = load_bits(line + k);
+#pragma unroll
+      for (int v = 0; v < V; ++v) factors[(k + v) * M + m] = pack.at(v);
+    }
+    for (int k = packed + static_cast<int>(threadIdx.x); k < padded; k += kThreads)
+      factors[k * M + m] = k < there ? static_cast<float>(widen(line[k])) : 0.0f;
   }
 }
 
-// Adds up the sums of the lanes and warps that have the same columns, into totals [M][columns].
-template <typename T, int M>
-__device__ void reduce_block(float (&sums)[M][Bits16<T>::size], float* partial, float* totals) {
+// Adds up the sums of the lanes and warps that have the same columns: give(i, total) for each of [M][columns].
+template <typename T, int M, typename Give>
+__device__ void reduce_block(float (&sums)[M][Bits16<T>::size], float* partial, const Give& give) {
   constexpr int V = Bits16<T>::size, kColumns = kTileColumns<T>;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
 #pragma unroll
@@ -66,48 +145,51 @@ __device__ void reduce_block(float (&sums)[M][Bits16<T>::size], float* partial, 
   __syncthreads();
   for (int i = static_cast<int>(threadIdx.x); i < M * kColumns; i += kThreads) {
     float total = 0;
+#pragma unroll
     for (int w = 0; w < kWarps; ++w) total += partial[w * M * kColumns + i];
-    totals[i] = total;
+    give(i, total);
   }
 }
 
 template <typename T, int M>
-__global__ void __launch_bounds__(kThreads) multiply_rows(SmallArguments<T> p, Epilogue<T> epilogue) {
+__global__ void __launch_bounds__(kThreads, kResident<M>) multiply_rows(SmallArguments<T> p, Epilogue<T> epilogue) {
   constexpr int V = Bits16<T>::size, kColumns = kTileColumns<T>, U = kInFlight<M>, kStaged = kStagedRows<M>, kBatch = U * kRowsAtOnce;
   static_assert(kStaged % kBatch == 0);
-  __shared__ float factors[kStaged * M];  // [rows][M]; after the products the partial sums of the warps [warps][M][columns]
-  __shared__ float totals[M * kColumns];
+  __shared__ float factors[kStaged * M];              // [rows][M]; after the products the partial sums of the warps [warps][M][columns]
+  __shared__ float totals[kMostParts][M * kColumns];  // of the first block: those of all blocks of the cluster
   static_assert(kWarps * M * kColumns <= kStaged * M);
-  cg::cluster_group cluster = cg::this_cluster();
+  __shared__ alignas(8) uint64_t delivered;
+  const cg::cluster_group cluster = cg::this_cluster();
+  const unsigned parts = cluster.num_blocks(), part = cluster.block_rank();
   const int group = static_cast<int>(threadIdx.x) / kLanes;
   const int64_t column = blockIdx.y * int64_t{kColumns} + static_cast<int>(threadIdx.x) % kLanes * V;
-  const int64_t begin = cluster.block_rank() * p.part, end = begin + p.part < p.K ? begin + p.part : p.K;
-  float sums[M][V] = {};
-  Bits16<T> next[U];
+  const int64_t begin = part * p.part, end = begin + p.part < p.K ? begin + p.part : p.K;
   let_later_begin();
-  load_rows<T, M>(next, p, begin + group, end, column);
+  if (threadIdx.x == 0) Delivery::open(&delivered, (parts - 1) * M * kColumns * sizeof(float));
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  RowReader<T> reader(p, begin + group, end, column);
+  Bits16<T> next[U];
+#pragma unroll
+  for (int u = 0; u < U; ++u) next[u] = reader.next();
+  float sums[M][V] = {};
   wait_for_earlier();
   for (int64_t chunk = begin; chunk < end; chunk += kStaged) {
     const int rows = static_cast<int>(end - chunk < kStaged ? end - chunk : kStaged), padded = (rows + kBatch - 1) / kBatch * kBatch;
     __syncthreads();
-    for (int m = 0; m < M; ++m) {
-      for (int k = static_cast<int>(threadIdx.x); k < padded; k += kThreads)
-        factors[k * M + m] = m < p.M && k < rows ? static_cast<float>(widen(p.a[int64_t{m} * p.a_row + chunk + k])) : 0.0f;
-    }
+    stage_factors<T, M>(factors, p, chunk, rows, padded);
     __syncthreads();
     for (int k0 = group; k0 < padded; k0 += kBatch) {
-      Bits16<T> rows_now[U];
-#pragma unroll
-      for (int u = 0; u < U; ++u) rows_now[u].bits = next[u].bits;
-      load_rows<T, M>(next, p, chunk + k0 + kBatch, end, column);
 #pragma unroll
       for (int u = 0; u < U; ++u) {
+        const Bits16<T> row = next[u];
+        next[u] = reader.next();
         float factor[M];
 #pragma unroll
         for (int m = 0; m < M; ++m) factor[m] = factors[(k0 + u * kRowsAtOnce) * M + m];
 #pragma unroll
         for (int v = 0; v < V; ++v) {
-          const float weight = rows_now[u].at(v);
+          const float weight = row.at(v);
 #pragma unroll
           for (int m = 0; m < M; ++m) sums[m][v] += factor[m] * weight;
         }
@@ -115,27 +197,51 @@ __global__ void __launch_bounds__(kThreads) multiply_rows(SmallArguments<T> p, E
     }
   }
   __syncthreads();
-  reduce_block<T, M>(sums, factors, totals);
-  cluster.sync();
-  if (cluster.block_rank() == 0) {
-    for (int i = static_cast<int>(threadIdx.x); i < M * kColumns; i += kThreads) {
-      const int m = i / kColumns;
-      const int64_t n = blockIdx.y * int64_t{kColumns} + i % kColumns;
-      float total = totals[i];
-      for (unsigned rank = 1; rank < cluster.num_blocks(); ++rank) total += cluster.map_shared_rank(totals, rank)[i];
-      if (m < p.M && n < p.N) epilogue.store(m * p.N + n, n, total);
-    }
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");  // the first block's memory is there
+  reduce_block<T, M>(sums, factors, [&](int i, float total) {
+    if (part == 0)
+      totals[0][i] = total;
+    else
+      Delivery::send(&totals[part][i], total, &delivered);
+  });
+  if (part > 0) return;
+  // Each thread reads of totals[0] what it has put there itself.
+  if (parts > 1) Delivery::wait(&delivered);
+  for (int i = static_cast<int>(threadIdx.x); i < M * kColumns; i += kThreads) {
+    const int m = i / kColumns;
+    const int64_t n = blockIdx.y * int64_t{kColumns} + i % kColumns;
+    float total = totals[0][i];
+    for (unsigned other = 1; other < parts; ++other) total += totals[other][i];
+    if (m < p.M && n < p.N) epilogue.store(m * p.N + n, n, total);
   }
-  cluster.sync();  // the others' shared memory stays until it has been read
+}
+
+// In how many parts K is summed. Of one or two rows so that blocks take equal turns on the multiprocessors: one turn, where that many fit;
+// of a single row an eighth of the places is left to the kernels that come next, which wait there with what they have read. More rows
+// compute more for each byte: about 4 blocks for each multiprocessor, in powers of two, were faster for them.
+template <int M>
+int parts_of(int64_t tiles, int64_t K, int multiprocessors) {
+  if constexpr (M > 2) {
+    int parts = 1;
+    while (parts < kMostParts && tiles * parts < 4 * multiprocessors && K / (2 * parts) >= 4 * kRowsAtOnce) parts *= 2;
+    return parts;
+  }
+  constexpr int64_t kStart = 64;  // rows that a block could read while it starts and ends
+  const int64_t at_once = int64_t{kResident<M>} * multiprocessors * (M == 1 ? 7 : 8) / 8;
+  int best = 1;
+  int64_t least = 0;
+  for (int parts = 1; parts <= kMostParts && (parts == 1 || K / parts >= 4 * kRowsAtOnce); ++parts) {
+    const int64_t turns = (tiles * parts + at_once - 1) / at_once, time = turns * ((K + parts - 1) / parts + kStart);
+    if (parts == 1 || time < least) best = parts, least = time;
+  }
+  return best;
 }
 
 template <typename T, int M>
 void launch_rows(SmallArguments<T> p, const Epilogue<T>& epilogue, int multiprocessors, cudaStream_t stream) {
   const int64_t tiles = (p.N + kTileColumns<T> - 1) / kTileColumns<T>;
-  // About 4 blocks for each multiprocessor, each with enough of K to be worth its start.
-  int parts = 1;
-  while (parts < 8 && tiles * parts < 4 * multiprocessors && p.K / (2 * parts) >= 4 * kRowsAtOnce) parts *= 2;
-  p.part = (p.K + parts - 1) / parts;
+  const int parts = parts_of<M>(tiles, p.K, multiprocessors);
+  p.part = ((p.K + parts - 1) / parts + kRowsAtOnce - 1) / kRowsAtOnce * kRowsAtOnce;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(parts), static_cast<unsigned>(tiles), 1);
   config.blockDim = dim3(kThreads, 1, 1);
@@ -211,9 +317,11 @@ void launch_columns(const SmallArguments<T>& p, const Epilogue<T>& epilogue, int
 template <typename T, int M>
 void launch(const ProductSpec& spec, const ProductOperands& o, int multiprocessors, cudaStream_t stream) {
   const bool rows = spec.b_column == 1;
-  const SmallArguments<T> p{
-      static_cast<int>(spec.M),   static_cast<int>(spec.a_row), spec.N, spec.K, rows ? spec.b_row : spec.b_column, spec.K,
-      static_cast<const T*>(o.a), static_cast<const T*>(o.b)};
+  SmallArguments<T> p = {};
+  p.M = static_cast<int>(spec.M), p.a_row = static_cast<int>(spec.a_row);
+  p.N = spec.N, p.K = p.part = spec.K, p.line = rows ? spec.b_row : spec.b_column;
+  p.a_packs = is_16_byte_aligned(o.a) && (spec.M == 1 || spec.a_row % Bits16<T>::size == 0);
+  p.a = static_cast<const T*>(o.a), p.b = static_cast<const T*>(o.b);
   if (rows)
     launch_rows<T, M>(p, epilogue_of<T>(spec, o), multiprocessors, stream);
   else

@@ -1,12 +1,12 @@
-// BatchNormalization with given statistics: each channel is multiplied and shifted. Constant parameters become factors when the kernel is
-// made; others become factors on the device before each run.
+// BatchNormalization with given statistics (normalization_training.cu has those of the batch): each channel is multiplied and shifted.
+// Constant parameters become factors when the kernel is made; others become factors on the device before each run.
 #include <cmath>
 #include <memory>
 
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/element_copy.h"
 #include "kernels/cuda/element_packs.cuh"
-#include "kernels/cuda/normalization.h"
+#include "kernels/cuda/normalization_batch.h"
 
 namespace fretsaw::cuda {
 
@@ -114,23 +114,21 @@ void launch_scale(const TensorView& x, TensorView& y, int64_t C, int64_t cells, 
 void run_batch_norm(RunContext& r, float epsilon, const void* known_factors, int64_t known_channels) {
   const TensorView& x = r.input(0);
   require(x.rank() >= 1, "BatchNormalization of a scalar", "give it [N,C,D1,...]");
-  const int64_t C = x.rank() == 1 ? 1 : x.dims[1], cells = product(x.dims, 2, x.rank());
+  const int64_t C = x.rank() == 1 ? 1 : x.dims[1];
   require(!known_factors || known_channels == C, "a parameter of BatchNormalization does not fit the channels", "give it [C]");
   TensorView& y = r.output(0, x.dims, x.dtype, x.layout);
   if (x.count() == 0) return;
   with_float_type(x.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     using Wide = WideOf<T>;
-    const Wide* factors = static_cast<const Wide*>(known_factors);
+    const void* factors = known_factors;
     if (!factors) factors = factors_of_inputs<Wide>(r, C, static_cast<Wide>(epsilon));
-    if (x.layout == Layout::nhwc)
-      launch_scale<T, true>(x, y, C, cells, factors, stream_of(r));
-    else
-      launch_scale<T, false>(x, y, C, cells, factors, stream_of(r));
+    scale_by_factors(x, y, factors, stream_of(r));
   });
 }
 
 CompiledKernel make_batch_norm(const CompileContext& c) {
+  if (c.node().get_int("training_mode", 0) != 0) return make_training_batch_norm(c);
   const float epsilon = c.node().get_float("epsilon", 1e-5f);
   bool known = c.input_dtype(0) != DType::undefined;
   for (size_t i = 1; i < 5; ++i) known = known && c.constants[i] && c.constants[i]->data;
@@ -148,10 +146,22 @@ CompiledKernel make_batch_norm(const CompileContext& c) {
 }
 
 std::string unsupported_batch_norm(const CompileContext& c) {
-  return c.node().get_int("training_mode", 0) != 0 ? "statistics of the batch" : refuse_other_float_inputs(c);
+  return refuse_other_float_inputs(c);
 }
 
 }  // namespace
+
+void scale_by_factors(const TensorView& x, TensorView& y, const void* factors, cudaStream_t stream) {
+  const int64_t C = x.rank() == 1 ? 1 : x.dims[1], cells = product(x.dims, 2, x.rank());
+  with_float_type(x.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const auto* numbers = static_cast<const WideOf<T>*>(factors);
+    if (x.layout == Layout::nhwc)
+      launch_scale<T, true>(x, y, C, cells, numbers, stream);
+    else
+      launch_scale<T, false>(x, y, C, cells, numbers, stream);
+  });
+}
 
 void register_batch_normalization(KernelRegistry& registry) {
   registry.add({.op = "BatchNormalization", .make = make_batch_norm, .unsupported = unsupported_batch_norm});

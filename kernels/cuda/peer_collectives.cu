@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/cuda/block_reduce.cuh"
 #include "kernels/cuda/dependent_launch.cuh"
 #include "kernels/cuda/element_packs.cuh"
 #include "kernels/cuda/peer_collectives.h"
@@ -15,6 +16,9 @@ constexpr uint32_t kSpins = 2048;  // between looks at `stop`
 constexpr int kSmallThreads = 256, kSmallBlocks = 32, kMostOfThread = 4;  // words of 8 bytes of a thread
 constexpr int kOfSmallBlock = kSmallThreads * kMostOfThread;
 constexpr size_t kMostSmallBytes = size_t{kSmallBlocks} * kOfSmallBlock * 8;
+
+// Small sums with a norm: a block takes a row.
+constexpr int kRowThreads = 512, kMostRowWords = 4;  // of a thread
 
 // Exchanges: all blocks take part in each.
 constexpr int kThreads = 512, kBlocks = 128, kInFlight = 4;
@@ -121,6 +125,137 @@ __global__ void __launch_bounds__(kSmallThreads)
     }
     out[first + k * kSmallThreads] = narrowed<T, uint2>(sums);
   }
+}
+
+// --- small sums with the addition and the norm that follow ---
+
+template <typename T>
+struct RowTail {
+  const T *residual, *scale;
+  T *sum, *y;
+  float epsilon;
+};
+
+template <typename T>
+struct WordOf {
+  static constexpr int size = sizeof(uint2) / sizeof(T);
+  T at[size];
+
+  __device__ WordOf() = default;
+  __device__ explicit WordOf(const uint2& word) { memcpy(at, &word, sizeof word); }
+  __device__ uint2 bits() const {
+    uint2 word;
+    memcpy(&word, at, sizeof word);
+    return word;
+  }
+};
+
+// What a thread sends and receives of its block's row, word k at k * kRowThreads + threadIdx.x. The words travel by the places, and in the
+// rounds, in which small_sum would send them: ranks may mix the two.
+template <typename T, int kWords>
+struct RowWords {
+  const PeerGroup& group;
+  const Places places;
+  uint32_t row_words, of_block;
+  uint32_t* const rounds;
+  uint2 own[kWords] = {}, residual[kWords] = {};
+  uint32_t round[kWords] = {};
+
+  __device__ RowWords(const PeerGroup& g, uint32_t words, uint32_t of_block)
+      : group(g),
+        places(g.ranks),
+        row_words(words),
+        of_block(of_block),
+        rounds(reinterpret_cast<uint32_t*>(g.memory[g.rank] + places.small_rounds)) {}
+
+  __device__ static uint32_t in_row(int k) { return k * kRowThreads + threadIdx.x; }
+  __device__ uint32_t in_all(int k) const { return blockIdx.x * row_words + in_row(k); }
+  __device__ bool is_there(int k) const { return in_row(k) < row_words; }
+
+  __device__ void load(const uint2* in, const uint2* from_residual) {
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) {
+      if (!is_there(k)) break;
+      own[k] = in[in_all(k)], residual[k] = from_residual[in_all(k)];
+      round[k] = rounds[in_all(k) / of_block] + 1;
+    }
+  }
+  __device__ void send() const {
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) {
+      if (!is_there(k)) break;
+      for (int peer = 0; peer < group.ranks; ++peer) {
+        if (peer != group.rank) send_word(place(k, peer, group.rank), own[k], round[k]);
+      }
+    }
+  }
+  // The ranks' sum and the residual, each rounded to T. Of no meaning once the ranks were stopped.
+  __device__ WordOf<T> sum(int k) const {
+    float sums[WordOf<T>::size] = {};
+    for (int from = 0; from < group.ranks; ++from) {
+      uint2 word = own[k];
+      if (from != group.rank && !receive_word(place(k, group.rank, from), round[k], group, word)) break;
+      add<T>(sums, word);
+    }
+    const WordOf<T> all(narrowed<T, uint2>(sums)), other(residual[k]);
+    WordOf<T> out;
+#pragma unroll
+    for (int i = 0; i < WordOf<T>::size; ++i) out.at[i] = narrow<T>(widen(all.at[i]) + widen(other.at[i]));
+    return out;
+  }
+  // After all threads of the block have loaded.
+  __device__ void end_rounds() const {
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) {
+      if (is_there(k) && in_all(k) % of_block == 0) rounds[in_all(k) / of_block] = round[k];
+    }
+  }
+
+ private:
+  __device__ uint4* place(int k, int at, int from) const {
+    const uint32_t block = in_all(k) / of_block;
+    return reinterpret_cast<uint4*>(group.memory[at] + places.small_word(group.ranks, round[k], from, static_cast<int>(block))) +
+           in_all(k) % of_block;
+  }
+};
+
+// sum = the ranks' sum of `in` + residual; y = sum / sqrt(mean of its squares + epsilon) * scale, row by row.
+template <typename T, int kWords>
+__global__ void __launch_bounds__(kRowThreads, kWords <= 2 ? 3 : 2)
+    small_sum_norm(const __grid_constant__ PeerGroup group, uint32_t row_words, uint32_t of_block, const T* in, RowTail<T> tail) {
+  __shared__ float shared[kRowThreads / 32];
+  let_later_begin();
+  RowWords<T, kWords> words(group, row_words, of_block);
+  WordOf<T> scale[kWords];
+#pragma unroll
+  for (int k = 0; k < kWords; ++k) {  // a constant
+    if (words.is_there(k)) scale[k] = WordOf<T>(reinterpret_cast<const uint2*>(tail.scale)[words.in_row(k)]);
+  }
+  wait_for_earlier();
+  words.load(reinterpret_cast<const uint2*>(in), reinterpret_cast<const uint2*>(tail.residual));
+  words.send();
+  WordOf<T> sums[kWords];
+  float square = 0;
+#pragma unroll
+  for (int k = 0; k < kWords; ++k) {
+    if (!words.is_there(k)) break;
+    sums[k] = words.sum(k);
+    if (tail.sum) reinterpret_cast<uint2*>(tail.sum)[words.in_all(k)] = sums[k].bits();
+#pragma unroll
+    for (int i = 0; i < WordOf<T>::size; ++i) square += widen(sums[k].at[i]) * widen(sums[k].at[i]);
+  }
+  square = join_group(square, 0.0f, shared, AddJoin{});
+  const auto n = static_cast<float>(row_words * static_cast<uint32_t>(WordOf<T>::size));
+  const float inverse = 1.0f / sqrtf(square / n + tail.epsilon);
+#pragma unroll
+  for (int k = 0; k < kWords; ++k) {
+    if (!words.is_there(k)) break;
+    WordOf<T> y;
+#pragma unroll
+    for (int i = 0; i < WordOf<T>::size; ++i) y.at[i] = narrow<T>(widen(sums[k].at[i]) * inverse * widen(scale[k].at[i]));
+    reinterpret_cast<uint2*>(tail.y)[words.in_all(k)] = y.bits();
+  }
+  words.end_rounds();
 }
 
 // --- exchanges of pieces ---
@@ -253,6 +388,11 @@ bool has_packs(size_t piece_bytes, const void* in, const void* out) {
   return piece_bytes > 0 && piece_bytes % 16 == 0 && stands_at(16, in, out);
 }
 
+// Words of 8 bytes of each thread of a small sum.
+uint32_t words_of_thread(uint32_t words) {
+  return (words + kSmallThreads * kSmallBlocks - 1) / (kSmallThreads * kSmallBlocks);
+}
+
 template <typename F>
 void with_summed_type(DType dtype, const F& f) {
   with_float_type(dtype, [&]<typename Tag>(Tag) {
@@ -271,6 +411,14 @@ bool takes_small_sum(int ranks, size_t bytes, DType dtype, const void* in, const
   return sums_here(dtype) && bytes > 0 && bytes % 8 == 0 && stands_at(8, in, out) &&
          bytes * static_cast<size_t>(ranks - 1) <= kMostSmallBytes;
 }
+bool takes_small_sum_norm(int ranks, int64_t rows, int64_t n, DType dtype) {
+  if (rows < 1 || n < 1 || !sums_here(dtype) || n * bits_of(dtype) % 64) return false;
+  const int64_t row_words = n * bits_of(dtype) / 64;
+  if (row_words > int64_t{kRowThreads} * kMostRowWords || rows > static_cast<int64_t>(kMostSmallBytes) / 8 / row_words) return false;
+  if (!takes_small_sum(ranks, static_cast<size_t>(rows * row_words) * 8, dtype, nullptr, nullptr)) return false;
+  // A place's words are of one row: one block counts its rounds.
+  return rows == 1 || row_words % (kSmallThreads * words_of_thread(static_cast<uint32_t>(rows * row_words))) == 0;
+}
 bool takes_reduce_scatter(int ranks, size_t bytes, DType dtype, const void* in, const void* out) {
   const auto n = static_cast<size_t>(ranks);
   return sums_here(dtype) && bytes % n == 0 && has_packs(bytes / n, in, out);
@@ -281,11 +429,29 @@ bool takes_all_gather(size_t bytes, const void* in, const void* out) {
 
 void run_small_sum(const PeerGroup& group, const void* in, void* out, size_t bytes, DType dtype, cudaStream_t stream) {
   const auto words = static_cast<uint32_t>(bytes / 8);
-  const int of_thread = static_cast<int>((words + kSmallThreads * kSmallBlocks - 1) / (kSmallThreads * kSmallBlocks));
-  const auto of_block = static_cast<uint32_t>(kSmallThreads * of_thread);
+  const uint32_t of_thread = words_of_thread(words), of_block = kSmallThreads * of_thread;
   with_summed_type(dtype, [&]<typename Tag>(Tag) {
-    launch_dependent(small_sum<typename Tag::type>, (words + of_block - 1) / of_block, kSmallThreads, stream, group, of_thread, words,
-                     static_cast<const uint2*>(in), static_cast<uint2*>(out));
+    launch_dependent(small_sum<typename Tag::type>, (words + of_block - 1) / of_block, kSmallThreads, stream, group,
+                     static_cast<int>(of_thread), words, static_cast<const uint2*>(in), static_cast<uint2*>(out));
+  });
+}
+
+void run_small_sum_norm(const PeerGroup& group, const SumNorm& s, cudaStream_t stream) {
+  const bool aligned = stands_at(8, s.in, s.residual) && stands_at(8, s.scale, s.sum) && stands_at(8, s.y, s.y);
+  if (!aligned) throw Error("a sum with a norm was given odd addresses", "report this as a fault", ErrorCode::device);
+  const auto row_words = static_cast<uint32_t>(s.n * bits_of(s.dtype) / 64);
+  const uint32_t of_block = kSmallThreads * words_of_thread(static_cast<uint32_t>(s.rows) * row_words);
+  with_summed_type(s.dtype, [&]<typename Tag>(Tag) {
+    using T = typename Tag::type;
+    const RowTail<T> tail{static_cast<const T*>(s.residual), static_cast<const T*>(s.scale), static_cast<T*>(s.sum), static_cast<T*>(s.y),
+                          s.epsilon};
+    const auto launch = [&]<int kWords>() {
+      launch_dependent(small_sum_norm<T, kWords>, static_cast<unsigned>(s.rows), kRowThreads, stream, group, row_words, of_block,
+                       static_cast<const T*>(s.in), tail);
+    };
+    if (row_words <= kRowThreads) return launch.template operator()<1>();
+    if (row_words <= 2 * kRowThreads) return launch.template operator()<2>();
+    launch.template operator()<kMostRowWords>();
   });
 }
 

@@ -5,9 +5,11 @@
 #include <map>
 
 #include "kernels/cuda/dependent_launch.h"
+#include "kernels/cuda/dropout.h"
 #include "kernels/cuda/nvrtc.h"
 #include "kernels/cuda/pointwise_operators.h"
 #include "kernels/cuda/pointwise_plan.h"
+#include "kernels/cuda/sum_many.h"
 
 namespace fretsaw::cuda {
 namespace {
@@ -166,8 +168,11 @@ KernelRecord with_row_steps(KernelRecord general) {
 
 void register_pointwise(KernelRegistry& registry) {
   for (const std::string& op : point_operators()) {
+    if (op == "Dropout" || op == "Sum") continue;
     registry.add({.op = op, .make = make_step, .unsupported = unsupported_step, .in_place = true, .leads = true, .follows = true});
   }
+  registry.add(with_row_steps(training_dropout()));
+  registry.add(with_row_steps(sum_of_many()));
 }
 
 }  // namespace fretsaw::cuda

@@ -152,10 +152,16 @@ void lower_cast(StepBuilder& b, const Node& node) {
   b.output(node, 0, b.cast(b.required(node, 0), static_cast<DType>(number), saturate, node.get_string("round_mode", "up")));
 }
 
-// In inference: a copy, and a mask of ones.
+bool is_known_zero(const TensorPtr& number) {
+  double value = 1;
+  if (number && number->data && number->count() == 1) load_as<double>(number->dtype, number->data, 0, 1, &value);
+  return value == 0;
+}
+
+// In inference, and where nothing is dropped: a copy, and a mask of ones.
 void lower_dropout(StepBuilder& b, const Node& node) {
   const TensorPtr training = b.constant(node, 2);
-  if (b.has_input(node, 2)) {
+  if (b.has_input(node, 2) && !is_known_zero(b.constant(node, 1))) {
     const auto values = training ? int_values(*training) : std::nullopt;
     if (!values || values->size() != 1 || values->front() != 0) throw Refused{"training"};
   }

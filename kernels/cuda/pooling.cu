@@ -4,37 +4,13 @@
 
 #include "kernels/cpu/window.h"
 #include "kernels/cuda/pooling_fold.cuh"
+#include "kernels/cuda/pooling_window.h"
 
 namespace fretsaw::cuda {
 
 namespace {
 
 constexpr int kThreads = 256;
-
-// Over three spatial dimensions, the first ones 1.
-struct PoolWindow {
-  int in[3] = {1, 1, 1}, out[3] = {1, 1, 1}, kernel[3] = {1, 1, 1}, stride[3] = {1, 1, 1}, dilation[3] = {1, 1, 1}, begin[3] = {},
-      end[3] = {};
-  int p = 2;
-  bool includes_padding = false, column_major = false;
-
-  __host__ __device__ int64_t in_cells() const { return int64_t{in[0]} * in[1] * in[2]; }
-  __host__ __device__ int64_t out_cells() const { return int64_t{out[0]} * out[1] * out[2]; }
-};
-
-// Along one dimension: the taps that meet the input, and how many there are with padding.
-struct Line {
-  int start, first, last, with_padding;  // taps [first, last) are at start + tap * dilation
-};
-__host__ __device__ inline Line line_of(const PoolWindow& w, int d, int out) {
-  const int64_t start = int64_t{out} * w.stride[d] - w.begin[d], step = w.dilation[d];
-  const auto up_to = [&](int64_t end) {  // taps before `end`
-    const int64_t taps = end <= start ? 0 : (end - start + step - 1) / step;
-    return static_cast<int>(taps < w.kernel[d] ? taps : w.kernel[d]);
-  };
-  return {static_cast<int>(start), start < 0 ? static_cast<int>((-start + step - 1) / step) : 0, up_to(w.in[d]),
-          up_to(int64_t{w.in[d]} + w.end[d])};
-}
 
 // Of a cell counted row by row, the number when the first dimension runs fastest.
 __device__ inline int64_t column_major(const PoolWindow& w, int64_t cell) {
@@ -167,31 +143,6 @@ void pool(const PoolWindow& w, const TensorView& x, TensorView& y, int64_t* indi
   });
 }
 
-// The window over an input of these dimensions; fills in the output's.
-PoolWindow read_pool(const Node& node, const Dims& x, Dims& y) {
-  if (x.size() < 3 || x.size() > 5) throw Error("a pooling of shape " + to_string(x), "give it [N,C,D1,...]");
-  Window window = read_window(node, x.size() - 2);
-  const Dims spatial = spatial_of(x);
-  resolve_padding(window, spatial);
-  const bool same = window.auto_pad == "SAME_UPPER" || window.auto_pad == "SAME_LOWER";
-  const Dims out = output_spatial(window, spatial, node.get_int("ceil_mode", 0) != 0 && !same);
-  if (count_of(spatial) > std::numeric_limits<int32_t>::max())
-    throw Error("a pooling over " + to_string(spatial), "it has too many cells for one image");
-  PoolWindow w;
-  for (size_t i = 0; i < spatial.size(); ++i) {
-    const size_t d = 3 - spatial.size() + i;
-    const auto set = [](int& to, int64_t value) { to = static_cast<int>(value); };
-    set(w.in[d], spatial[i]), set(w.out[d], out[i]), set(w.kernel[d], window.kernel[i]), set(w.stride[d], window.strides[i]);
-    set(w.dilation[d], window.dilations[i]), set(w.begin[d], window.pads_begin[i]), set(w.end[d], window.pads_end[i]);
-  }
-  w.p = static_cast<int>(node.get_int("p", 2));
-  w.includes_padding = node.get_int("count_include_pad", 0) != 0;
-  w.column_major = node.get_int("storage_order", 0) != 0;
-  y = {x[0], x[1]};
-  y.insert(y.end(), out.begin(), out.end());
-  return w;
-}
-
 template <PoolKind kKind>
 CompiledKernel make_pool(const CompileContext& c) {
   if (kKind == PoolKind::lp && c.node().get_int("p", 2) < 1) throw Error("LpPool with p below 1", "use 1 or more");
@@ -223,6 +174,30 @@ std::string why_not(const CompileContext& c) {
 }
 
 }  // namespace
+
+PoolWindow read_pool(const Node& node, const Dims& x, Dims& y) {
+  if (x.size() < 3 || x.size() > 5) throw Error("a pooling of shape " + to_string(x), "give it [N,C,D1,...]");
+  Window window = read_window(node, x.size() - 2);
+  const Dims spatial = spatial_of(x);
+  resolve_padding(window, spatial);
+  const bool same = window.auto_pad == "SAME_UPPER" || window.auto_pad == "SAME_LOWER";
+  const Dims out = output_spatial(window, spatial, node.get_int("ceil_mode", 0) != 0 && !same);
+  if (count_of(spatial) > std::numeric_limits<int32_t>::max())
+    throw Error("a pooling over " + to_string(spatial), "it has too many cells for one image");
+  PoolWindow w;
+  for (size_t i = 0; i < spatial.size(); ++i) {
+    const size_t d = 3 - spatial.size() + i;
+    const auto set = [](int& to, int64_t value) { to = static_cast<int>(value); };
+    set(w.in[d], spatial[i]), set(w.out[d], out[i]), set(w.kernel[d], window.kernel[i]), set(w.stride[d], window.strides[i]);
+    set(w.dilation[d], window.dilations[i]), set(w.begin[d], window.pads_begin[i]), set(w.end[d], window.pads_end[i]);
+  }
+  w.p = static_cast<int>(node.get_int("p", 2));
+  w.includes_padding = node.get_int("count_include_pad", 0) != 0;
+  w.column_major = node.get_int("storage_order", 0) != 0;
+  y = {x[0], x[1]};
+  y.insert(y.end(), out.begin(), out.end());
+  return w;
+}
 
 void register_pooling(KernelRegistry& registry) {
   registry.add({.op = "MaxPool", .make = make_pool<PoolKind::max>, .unsupported = why_not<PoolKind::max>});

@@ -8,7 +8,7 @@ namespace fretsaw::cuda {
 struct Philox {
   uint32_t key[2];
 
-  explicit Philox(uint64_t k) : key{static_cast<uint32_t>(k), static_cast<uint32_t>(k >> 32)} {}
+  __host__ __device__ explicit Philox(uint64_t k) : key{static_cast<uint32_t>(k), static_cast<uint32_t>(k >> 32)} {}
 
   __host__ __device__ uint4 block(uint64_t counter) const {
     uint4 x = {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), 0, 0};

@@ -1,50 +1,16 @@
 // NegativeLogLikelihoodLoss and SoftmaxCrossEntropyLoss. Sums are taken in double, in an order that the shape alone decides.
-#include <optional>
-
 #include "kernels/cpu/element_copy.h"
 #include "kernels/cuda/fold_readers.cuh"
+#include "kernels/cuda/loss_labels.cuh"
 #include "kernels/cuda/softmax.cuh"
 
 namespace fretsaw::cuda {
 
 namespace {
 
-enum class LossReduction : uint8_t { none, sum, mean };
-
-struct LossSettings {
-  explicit LossSettings(const Node& node) {
-    const std::string name = node.get_string("reduction", "mean");
-    require(name == "mean" || name == "sum" || name == "none", "an unknown reduction of a loss", "use mean, sum or none");
-    reduction = name == "none" ? LossReduction::none : name == "sum" ? LossReduction::sum : LossReduction::mean;
-    if (node.has("ignore_index")) ignored = node.get_int("ignore_index", 0);
-  }
-  LossReduction reduction = LossReduction::mean;
-  std::optional<int64_t> ignored;
-};
-
-// What the kernels read besides the scores. labels [N, D...], weights [C] (null: all 1).
-struct Labels {
-  const void* data;
-  DType type;
-  const void* weights;
-  bool ignores;
-  int64_t ignored;
-  DeviceFault* fault;
-};
-
 struct LossAndWeight {
   double loss, weight;
 };
-
-// The class of a position; -1 where it is ignored or none of the classes.
-__device__ int64_t class_at(const Labels& labels, int64_t position, int64_t classes) {
-  const int64_t label = load_integer<int64_t>(labels.data, labels.type, position);
-  if (labels.ignores && label == labels.ignored) return -1;
-  const int64_t at = label < 0 ? label + classes : label;
-  if (at >= 0 && at < classes) return at;
-  *reinterpret_cast<longlong2*>(labels.fault) = make_longlong2(label, classes + 1);  // in one piece
-  return -1;
-}
 
 // scores [N, C, D...]: logarithms of probabilities, or (kSoftmax) the scores that they are made of. Losses go to y, or with their weights
 // to `losses`, one for each position.

@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/devices.h"
+#include "kernels/cuda/gradients.h"
 
 namespace fretsaw {
 
@@ -16,7 +17,7 @@ const KernelRegistry& cuda_kernels() {
   static const KernelRegistry registry = [] {
     KernelRegistry r;
     for (auto add : {register_pointwise, register_reductions, register_normalization, register_movement, register_indexing, register_image,
-                     register_matmul, register_attention, register_convolution, register_pooling, register_recurrent}) {
+                     register_matmul, register_attention, register_convolution, register_pooling, register_recurrent, register_gradients}) {
       add(r);
     }
     return r;

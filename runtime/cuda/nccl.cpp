@@ -118,6 +118,14 @@ class NcclCommunicator : public DeviceCommunicator {
     const auto [type, count] = elements(bytes, dtype);
     call("ncclAllReduce", [&] { return ncclAllReduce(in, out, count, type, operation_of(reduction), nccl_, stream()); });
   }
+  bool joins_norm(int64_t rows, int64_t n, DType dtype) const override { return peers_ && peers_->joins_norm(rows, n, dtype); }
+  void sum_with_norm(const SumWithNorm& sum) override {
+    const bool done = by_peers([&] {
+      peers_->sum_with_norm(sum);
+      return true;
+    });
+    if (!done) DeviceCommunicator::sum_with_norm(sum);
+  }
   void all_gather(const void* in, void* out, size_t bytes) override {
     if (by_peers([&] { return peers_->all_gather(in, out, bytes); })) return;
     call("ncclAllGather", [&] { return ncclAllGather(in, out, bytes, ncclUint8, nccl_, stream()); });

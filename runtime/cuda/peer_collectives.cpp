@@ -49,6 +49,10 @@ class ConnectedMemory : public PeerCollectives {
     char* own = static_cast<char*>(out) + static_cast<size_t>(peers_.rank) * piece;
     return reduce_scatter(in, own, bytes, dtype) && all_gather(own, out, piece);  // which takes what the first one took
   }
+  bool joins_norm(int64_t rows, int64_t n, DType dtype) const override { return cuda::takes_small_sum_norm(peers_.ranks, rows, n, dtype); }
+  void sum_with_norm(const SumWithNorm& s) override {
+    cuda::run_small_sum_norm(peers_, {s.rows, s.n, s.dtype, s.epsilon, s.in, s.residual, s.scale, s.sum, s.y}, stream());
+  }
   bool reduce_scatter(const void* in, void* out, size_t bytes, DType dtype) override {
     if (!cuda::takes_reduce_scatter(peers_.ranks, bytes, dtype, in, out)) return false;
     cuda::run_reduce_scatter(peers_, in, out, bytes, dtype, stream());

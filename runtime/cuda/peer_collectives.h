@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "kernels/device.h"
-#include "runtime/communicator.h"
+#include "runtime/device_communicator.h"
 
 namespace fretsaw {
 
@@ -13,6 +13,8 @@ class PeerCollectives {
   // Each puts its work on the device's stream, or returns false where it does not do such sizes, types or addresses: on every rank of the
   // group the same, if their tensors are equally aligned. Bytes are those of `in`.
   virtual bool sum(const void* in, void* out, size_t bytes, DType dtype) = 0;
+  virtual bool joins_norm(int64_t rows, int64_t n, DType dtype) const = 0;
+  virtual void sum_with_norm(const SumWithNorm& sum) = 0;  // where joins_norm
   virtual bool reduce_scatter(const void* in, void* out, size_t bytes, DType dtype) = 0;
   virtual bool all_gather(const void* in, void* out, size_t bytes) = 0;
   virtual void abort() = 0;  // what waits for other ranks ends; from any thread

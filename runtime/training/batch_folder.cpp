@@ -50,6 +50,7 @@ class BatchFolder : public DataSource {
     return names;
   }
   int64_t epoch_size() const override { return static_cast<int64_t>(steps_.size()); }
+  bool in_batches() const override { return true; }
 
   Batch next(int64_t batch) override {
     const auto step = std::next(steps_.begin(), position_.sample % epoch_size());

@@ -77,4 +77,8 @@ void check_names(const DataSource& source, const std::vector<std::string>& input
       throw Error("the training data has nothing for the input '" + input + "'", "it has " + known);
 }
 
+void keep_inputs(Batch& batch, const std::vector<std::string>& inputs) {
+  std::erase_if(batch, [&](const auto& one) { return std::find(inputs.begin(), inputs.end(), one.first) == inputs.end(); });
+}
+
 }  // namespace fretsaw

@@ -43,6 +43,7 @@ class DataSource {
 
   virtual std::vector<std::string> names() const = 0;  // the inputs that it has values for, sorted
   virtual int64_t epoch_size() const = 0;              // samples of an epoch; of a folder of batches: its batches
+  virtual bool in_batches() const { return false; }    // whether it is a folder of batches
   // The next `batch` samples. A folder of batches gives the next batch: `batch` is 0 or its size. Throws Error naming the file and what is
   // wrong with it.
   virtual Batch next(int64_t batch) = 0;
@@ -65,5 +66,6 @@ std::unique_ptr<DataSource> open_tokens(const std::string& file, const DataOptio
 
 // Throws Error naming the first of a model's inputs that the source has no values for. What it has beyond them is ignored.
 void check_names(const DataSource& source, const std::vector<std::string>& inputs);
+void keep_inputs(Batch& batch, const std::vector<std::string>& inputs);  // and nothing beyond them
 
 }  // namespace fretsaw

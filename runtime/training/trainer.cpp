@@ -59,7 +59,9 @@ void to_inference(Graph& graph) {
 }  // namespace
 
 Trainer::Trainer(TrainingPlan plan, const TrainerOptions& options)
-    : plan_(std::move(plan)), options_(options), session_(std::make_unique<Session>(plan_.plan, options.session)) {}
+    : plan_(std::move(plan)), options_(options), session_(std::make_unique<Session>(plan_.plan, options.session)) {
+  counter_ = static_cast<int64_t>(options.session.random_seed << 32);
+}
 
 void Trainer::check_batch(const Batch& batch) const {
   for (const PlanInput& input : plan_.plan->inputs) {
@@ -76,17 +78,19 @@ void Trainer::check_batch(const Batch& batch) const {
 
 StepResult Trainer::step(const Batch& batch, double learning_rate) {
   check_batch(batch);
+  if (plan_.scales_loss) session_->set_state(kLossScale, scalar(DType::float32, static_cast<float>(scale_.factor())));
+  if (plan_.draws_masks) session_->set_state(kRandomCounter, scalar(DType::int64, counter_++));
   const std::vector<RuntimeValue> outputs = session_->run(batch);
   StepResult result;
   result.count = static_cast<int64_t>(number_in(output_named(*plan_.plan, outputs, plan_.loss_count)));
   divisor_ = loss_divisor(options_.loss, result.count);
   result.loss = number_in(output_named(*plan_.plan, outputs, plan_.loss_sum)) / divisor_;
+  if (plan_.scales_loss) divisor_ *= scale_.factor();
   const double squares = squared_sum();
   result.gradient_norm = std::sqrt(squares) / divisor_;
-  if (!std::isfinite(result.loss) || !std::isfinite(squares)) {
-    result.skipped = true;
-    return result;
-  }
+  result.skipped = !std::isfinite(result.loss) || !std::isfinite(squares);
+  scale_.step(!result.skipped);
+  if (result.skipped) return result;
   session_->set_state(kLearningRate, scalar(DType::float32, static_cast<float>(learning_rate)));
   session_->set_state(kStep, scalar(DType::int64, ++updates_));
   session_->set_state(kScale, scalar(DType::float32, static_cast<float>(gradient_scale(squares, divisor_, options_.clip))));
@@ -94,7 +98,7 @@ StepResult Trainer::step(const Batch& batch, double learning_rate) {
   return result;
 }
 
-// Every parameter lies on one pipeline rank, and on all data ranks the same.
+// Every parameter lies on one pipeline rank; the data and tensor ranks have added theirs up.
 double Trainer::squared_sum() const {
   double sum = 0;
   for (const RuntimeValue& value : session_->states(kSquaredSum)) sum += number_in(value);
@@ -102,15 +106,16 @@ double Trainer::squared_sum() const {
 }
 
 RuntimeValue Trainer::parameter(const std::string& name) const {
-  std::vector<RuntimeValue> found = session_->states(name);
-  if (found.empty()) throw Error("no rank trains '" + name + "'", "see the names of the model's initializers");
-  return std::move(found.front());
+  RuntimeValue found = session_->state(name);
+  if (found.kind == RuntimeValue::Kind::absent) throw Error("no rank trains '" + name + "'", "see the names of the model's initializers");
+  return found;
 }
 
 RuntimeValue Trainer::gradient(const std::string& parameter) const {
-  std::vector<RuntimeValue> found = session_->states(gradient_of(parameter));
-  if (found.empty()) throw Error("no rank trains '" + parameter + "'", "see the names of the model's initializers");
-  const TensorView& sum = found.front().tensor;
+  const RuntimeValue found = session_->state(gradient_of(parameter));
+  if (found.kind == RuntimeValue::Kind::absent)
+    throw Error("no rank trains '" + parameter + "'", "see the names of the model's initializers");
+  const TensorView& sum = found.tensor;
   RuntimeValue mean = make_value(sum.dtype, sum.dims);
   const auto divide = [&]<typename T>(T) {
     for (int64_t i = 0; i < sum.count(); ++i) mean.tensor.as<T>()[i] = static_cast<T>(static_cast<double>(sum.as<T>()[i]) / divisor_);
@@ -127,9 +132,9 @@ RuntimeValue Trainer::gradient(const std::string& parameter) const {
 std::map<std::string, RuntimeValue> Trainer::kept() const {
   std::map<std::string, RuntimeValue> values;
   for (const PlanState& state : plan_.plan->states) {
-    if (state.starts_at_zero || state.name == kSquaredSum || state.name.starts_with(kScalarState)) continue;
-    std::vector<RuntimeValue> found = session_->states(state.name);
-    if (!found.empty()) values[state.name] = std::move(found.front());
+    if (!outlives_step(state)) continue;
+    RuntimeValue found = session_->state(state.name);
+    if (found.kind != RuntimeValue::Kind::absent) values[state.name] = std::move(found);
   }
   return values;
 }
@@ -147,6 +152,8 @@ void Trainer::restore(const std::map<std::string, RuntimeValue>& given, int64_t 
     }
   }
   for (const auto& [name, value] : own) session_->set_state(name, given.at(name));
+  if (const auto scale = given.find(kLossScale); scale != given.end()) scale_.set(number_in(scale->second));
+  if (const auto counter = given.find(kRandomCounter); counter != given.end()) counter_ = *counter->second.tensor.as<int64_t>() + 1;
   updates_ = updates;
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "graph/training/loss.h"
+#include "graph/training/loss_scale.h"
 #include "graph/training/training_plan.h"
 #include "runtime/session.h"
 #include "runtime/training/data.h"
@@ -50,8 +51,10 @@ class Trainer {
   TrainingPlan plan_;
   TrainerOptions options_;
   std::unique_ptr<Session> session_;
+  LossScale scale_;  // of plans that scale the loss
+  int64_t counter_ = 0;  // of random masks: the seed and the steps made
   int64_t updates_ = 0;
-  double divisor_ = 1;  // of the last step
+  double divisor_ = 1;  // of the last step's gradients
 };
 
 // The model as it was read, with the trained values in place of its own, and BatchNormalization and Dropout as in inference.

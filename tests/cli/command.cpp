@@ -2,12 +2,15 @@
 #include "tests/cli/command.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <sstream>
+#include <thread>
 
 #include "graph/io.h"
 
@@ -38,7 +41,7 @@ CommandTest::~CommandTest() {
   fs::remove_all(folder_, ignored);
 }
 
-CommandResult CommandTest::fretsaw(const std::vector<std::string>& arguments) const {
+int CommandTest::start(const std::vector<std::string>& arguments) const {
   const std::string out = path(".stdout"), err = path(".stderr");
   const pid_t child = fork();
   if (child == 0) {
@@ -52,9 +55,24 @@ CommandResult CommandTest::fretsaw(const std::vector<std::string>& arguments) co
     execv(FRETSAW_COMMAND, argv.data());
     _exit(127);
   }
+  return child;
+}
+
+CommandResult CommandTest::result_of(int process) const {
   int status = 0;
-  waitpid(child, &status, 0);
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_text(out), read_text(err)};
+  waitpid(process, &status, 0);
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_text(path(".stdout")), read_text(path(".stderr"))};
+}
+
+CommandResult CommandTest::fretsaw(const std::vector<std::string>& arguments) const {
+  return result_of(start(arguments));
+}
+
+CommandResult CommandTest::fretsaw_killed(const std::vector<std::string>& arguments, int after_ms) const {
+  const int process = start(arguments);
+  std::this_thread::sleep_for(std::chrono::milliseconds(after_ms));
+  kill(process, SIGKILL);
+  return result_of(process);
 }
 
 Model CommandTest::mlp(int64_t batch, int64_t hidden) {

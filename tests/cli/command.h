@@ -22,6 +22,8 @@ class CommandTest : public testing::Test {
   CommandTest();
   ~CommandTest() override;
   CommandResult fretsaw(const std::vector<std::string>& arguments) const;
+  // The same, killed after so many milliseconds unless it ended before.
+  CommandResult fretsaw_killed(const std::vector<std::string>& arguments, int after_ms) const;
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
 
   // x: float32[BATCH, 4] -> MatMul w1 [4, HIDDEN] -> h -> Relu -> r -> MatMul w2 [HIDDEN, 2] -> y. BATCH 0 is symbolic ("batch").
@@ -29,6 +31,9 @@ class CommandTest : public testing::Test {
   std::string write_mlp(const std::string& name, int64_t batch) const;
 
  private:
+  int start(const std::vector<std::string>& arguments) const;  // its process
+  CommandResult result_of(int process) const;
+
   std::filesystem::path folder_;
 };
 

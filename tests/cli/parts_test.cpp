@@ -12,6 +12,7 @@
 #include "tools/elements.h"
 #include "tools/options.h"
 #include "tools/text.h"
+#include "tools/train_progress.h"
 #include "tools/value_files.h"
 
 namespace fretsaw {
@@ -90,6 +91,16 @@ TEST(Text, Units) {
   EXPECT_EQ(human_bytes(1536), "1.50 KiB");
   EXPECT_EQ(human_count(4.1e9), "4.10 G");
   EXPECT_EQ(human_time(3250), "3.25 ms");
+}
+
+TEST(TrainProgress, ALineSaysAll) {
+  RankReport one, other;
+  one.peak_bytes = 3 << 20, one.busy_share = 0.5, other.peak_bytes = 5 << 20, other.busy_share = 0.75;
+  TrainFigures figures{.done = 20, .steps = 100, .loss = 2.34567, .learning_rate = 3e-4, .per_second = 7411.6, .unit = "tokens"};
+  EXPECT_EQ(progress_line(figures, {one, other}), "step 20/100   loss 2.3457   lr 0.0003   7412 tokens/s   5.00 MiB   idle 38%");
+  figures.evaluation = 2.5;
+  EXPECT_NE(progress_line(figures, {one, other}).find("loss 2.3457   eval 2.5000   lr"), std::string::npos);
+  EXPECT_EQ(idle_share({}), 0);
 }
 
 TEST(Elements, SmallFloatsMeanWhatTheyShould) {

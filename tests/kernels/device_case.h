@@ -20,6 +20,7 @@ struct DeviceCase {
   std::vector<size_t> constants = {};  // inputs that are known when the kernel is made
   bool hide_shapes = false;
   std::vector<DType> output_types = {};  // where they differ from the first input's, as inference would give them
+  std::string domain = "";
 };
 
 inline std::vector<RuntimeValue> run_case(const DeviceCase& c, Device* device) {
@@ -41,7 +42,7 @@ inline std::vector<RuntimeValue> run_case(const DeviceCase& c, Device* device) {
   InterpreterOptions options;
   options.hide_shapes = c.hide_shapes;
   options.device = device;
-  const Node& node = *graph.add_node(c.op, values, names, c.attributes);
+  const Node& node = *graph.add_node(c.op, values, names, c.attributes, c.domain);
   for (size_t i = 0; i < c.output_types.size(); ++i) node.outputs[i]->type = Type::tensor(c.output_types[i]);
   return run_node(node, pointers, options);
 }

@@ -3,7 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <tuple>
+
+#include "graph/errors.h"
 #include "partitioner/schedules.h"
+#include "partitioner/training_schedules.h"
 
 namespace fretsaw {
 namespace {
@@ -70,6 +74,80 @@ TEST(Simulate, ActionsAreOrderedAndComplete) {
     EXPECT_GE(s.ranks[r].peak_micro_batches, 1);
     EXPECT_LE(s.ranks[r].peak_micro_batches, 2);
   }
+}
+
+// A plan that trains: routes of 100 bytes between ranks, and once a step a reduction and an update on each.
+Plan training_plan(const std::string& schedule, int ranks, int chunks, int micro_batches, bool weights_apart, double latency_us = 0) {
+  const TrainingProblem training = training_chain(ranks, chunks, micro_batches, weights_apart);
+  const ScheduleProblem& p = training.problem;
+  Plan plan;
+  plan.mesh.pipeline = ranks, plan.micro_batches = micro_batches;
+  plan.link_latency_us = latency_us, plan.link_bytes_per_us = 1e9;
+  for (int s = 0; s < p.stages; ++s) {
+    plan.graphs.push_back({s, s < training.forward ? "forward" : s < 2 * training.forward ? "backward" : "weights", {}, "", nullptr});
+    plan.stages.emplace_back().time_us = 10;
+    for (int from : p.needs[static_cast<size_t>(s)]) {
+      Route& r = plan.routes.emplace_back();
+      r.tag = static_cast<int>(plan.routes.size()), r.from_stage = from, r.to_stage = s;
+      r.type = Type::tensor(DType::float32, Shape{Dim("n"), 25});
+    }
+  }
+  plan.schedule = make_training_schedule(schedule, training);
+  for (int r = 0; r < ranks; ++r) {
+    for (const auto& [kind, number, name] :
+         {std::tuple{Action::Kind::reduce, p.stages + r, "reduce"}, std::tuple{Action::Kind::step, p.stages + ranks + r, "update"}}) {
+      plan.graphs.push_back({number, name, {}, "", nullptr});
+      plan.schedule.ranks[static_cast<size_t>(r)].push_back({kind, number, 0, -1});
+    }
+  }
+  return plan;
+}
+
+TEST(Simulate, TrainingPlans) {
+  struct {
+    const char* schedule;
+    int ranks, chunks, micro_batches;
+    bool weights_apart;
+    double latency_us, time_us;
+    std::vector<int> alive;
+  } const cases[] = {
+      {"1f1b", 1, 1, 3, false, 0, 60, {1}},
+      {"1f1b", 2, 1, 1, false, 5, 50, {1, 1}},   // two forward, two backward, two transfers
+      {"1f1b", 2, 1, 4, false, 0, 100, {2, 1}},  // (P - 1) 20 on top of 4 20
+      {"gpipe", 2, 1, 4, false, 0, 100, {4, 4}},
+      {"interleaved", 2, 2, 4, false, 0, 180, {5, 3}},  // (P - 1) 20 on top of 4 40
+      {"zero-bubble-h1", 2, 1, 4, true, 0, 130, {2, 2}},
+      {"zero-bubble-h2", 2, 1, 4, true, 0, 130, {3, 3}},
+  };
+  for (const auto& c : cases) {
+    const Simulation played = simulate(training_plan(c.schedule, c.ranks, c.chunks, c.micro_batches, c.weights_apart, c.latency_us));
+    EXPECT_NEAR(played.time_us, c.time_us, 1e-3) << c.schedule;
+    std::vector<int> alive;
+    for (const SimulatedRank& rank : played.ranks) {
+      alive.push_back(rank.peak_micro_batches);
+      EXPECT_EQ(rank.actions.back().action.kind, Action::Kind::step);
+    }
+    EXPECT_EQ(alive, c.alive) << c.schedule;
+  }
+}
+
+// Steps overlap: rank 1 begins a forward run later than rank 0, and ends as much later.
+TEST(Simulate, StepsThatFollowOneAnother) {
+  const Simulation h1 = simulate(training_plan("zero-bubble-h1", 2, 1, 4, true));
+  const Simulation h2 = simulate(training_plan("zero-bubble-h2", 2, 1, 4, true));
+  EXPECT_NEAR(h1.step_us, 130, 1e-3);
+  EXPECT_NEAR(h2.step_us, 120, 1e-3);
+  EXPECT_NEAR(h2.step_idle_share, 0, 1e-6);
+  EXPECT_NEAR(h2.idle_share, 1 - 12.0 / 13, 1e-6);
+  EXPECT_NEAR(h2.ranks[1].begin_us, 10, 1e-3);
+  EXPECT_NEAR(h2.ranks[1].end_us, 130, 1e-3);
+}
+
+TEST(Simulate, AScheduleThatCannotRunIsAnError) {
+  Plan plan = training_plan("1f1b", 2, 1, 2, false);
+  auto& first = plan.schedule.ranks[0];
+  std::erase_if(first, [](const Action& a) { return a.kind == Action::Kind::send && a.micro_batch == 1; });
+  EXPECT_THROW(simulate(plan), Error);
 }
 
 }  // namespace

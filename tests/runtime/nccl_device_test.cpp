@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <thread>
 
@@ -98,6 +99,115 @@ class RankOfTest {
   std::unique_ptr<DeviceCommunicator> collectives_;
   std::shared_ptr<void> blocks_[2];
 };
+
+// Rows of a residual, the ranks' sum and a norm, in one kernel, and in the plainest way.
+class SumWithNormOfTest {
+ public:
+  SumWithNormOfTest(Communicator& group, DeviceCommunicator& collectives, Device& device)
+      : group_(group), collectives_(collectives), device_(device) {
+    for (auto& block : blocks_) block = {device_.allocate(kMostElements * 4), [this](void* p) { device_.release(p); }};
+  }
+  // In place: the sum is written over what is summed. `mixed`: the last rank sums in a step of its own, and does nothing more.
+  void check(DType dtype, int64_t rows, int64_t n, bool in_place, bool mixed) {
+    if (!collectives_.joins_norm(rows, n, dtype)) return;
+    ++checked;
+    SumWithNorm s{rows, n, dtype, 1e-3f, at(0), at(1), at(2), in_place ? at(0) : at(3), at(4)};
+    const bool alone = mixed && group_.rank() == group_.size() - 1;
+    const auto run = [&] {
+      if (alone) return collectives_.all_reduce(at(0), at(3), bytes_of(dtype, rows * n), dtype, Reduction::sum);
+      collectives_.sum_with_norm(s);
+    };
+    put(s, 0);
+    run();
+    if (!alone) expect(s, 0);
+    device_.begin_capture();
+    run();
+    const auto captured = device_.end_capture();
+    for (int round = 1; round < 4; ++round) {
+      put(s, round);
+      device_.launch(*captured);
+      if (!alone) expect(s, round);
+    }
+    device_.synchronize();
+  }
+  int checked = 0;
+
+ private:
+  void* at(size_t i) const { return blocks_[i].get(); }
+  static double residual(int64_t i, int round) { return static_cast<double>((i * 5 + round) % 23 - 11) / 4; }
+  static double scale(int64_t i) { return static_cast<double>(i % 7 + 1) / 4; }
+  template <typename F>
+  void put_numbers(void* to, DType dtype, int64_t count, const F& number) {
+    std::vector<double> values;
+    for (int64_t i = 0; i < count; ++i) values.push_back(number(i));
+    std::vector<std::byte> bytes(bytes_of(dtype, count));
+    store_from<double>(dtype, bytes.data(), 0, count, values.data());
+    device_.upload(to, bytes.data(), bytes.size());
+  }
+  void put(const SumWithNorm& s, int round) {
+    put_numbers(at(0), s.dtype, s.rows * s.n, [&](int64_t i) { return element(group_.rank(), i, round); });
+    put_numbers(at(1), s.dtype, s.rows * s.n, [&](int64_t i) { return residual(i, round); });
+    put_numbers(at(2), s.dtype, s.n, scale);
+    device_.clear(at(4), bytes_of(s.dtype, s.rows * s.n));
+  }
+  std::vector<double> numbers_at(const void* from, const SumWithNorm& s) {
+    std::vector<std::byte> bytes(bytes_of(s.dtype, s.rows * s.n));
+    device_.download(bytes.data(), from, bytes.size());
+    std::vector<double> got(static_cast<size_t>(s.rows * s.n));
+    load_as<double>(s.dtype, bytes.data(), 0, s.rows * s.n, got.data());
+    return got;
+  }
+  void expect(const SumWithNorm& s, int round) {
+    const std::vector<double> sum = numbers_at(s.sum, s), y = numbers_at(s.y, s);
+    const double step = s.dtype == DType::float32 ? 1e-5 : s.dtype == DType::float16 ? 0x1p-10 : 0x1p-7;
+    int64_t wrong = 0;
+    for (int64_t row = 0; row < s.rows; ++row) {
+      double square = 0;
+      std::vector<double> wanted;
+      for (int64_t i = row * s.n; i < (row + 1) * s.n; ++i) {
+        double all = residual(i, round);
+        for (int r = 0; r < group_.size(); ++r) all += element(r, i, round);
+        wanted.push_back(all), square += all * all;
+        wrong += sum[static_cast<size_t>(i)] != all;  // few bits: exact in every type
+      }
+      for (int64_t i = 0; i < s.n; ++i) {
+        const double norm = wanted[static_cast<size_t>(i)] / std::sqrt(square / static_cast<double>(s.n) + s.epsilon) * scale(i);
+        wrong += !(std::fabs(y[static_cast<size_t>(row * s.n + i)] - norm) <= step * (1 + std::fabs(norm)));
+      }
+    }
+    EXPECT_EQ(wrong, 0) << s.rows << " rows of " << s.n << " " << name_of(s.dtype) << ", rank " << group_.rank() << ", round " << round;
+  }
+
+  Communicator& group_;
+  DeviceCommunicator& collectives_;
+  Device& device_;
+  std::shared_ptr<void> blocks_[5];
+};
+
+TEST(NcclOnDevices, SumsWithNorms) {
+  const int ranks = std::min<int>(kMostRanks, static_cast<int>(cuda_devices().size()));
+  if (ranks < 2 || !built_with_nccl()) GTEST_SKIP() << "needs two GPUs and NCCL";
+  auto groups = make_thread_communicators(ranks);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < ranks; ++r) {
+    threads.emplace_back([&group = *groups[static_cast<size_t>(r)], r] {
+      const std::shared_ptr<Device> device = open_cuda_device(r);
+      device->use();
+      const auto collectives = make_nccl_communicator(group, *device);
+      SumWithNormOfTest test(group, *collectives, *device);
+      for (DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
+        for (int64_t rows = 1; rows <= 8; ++rows) {
+          for (int64_t n : {4, 100, 768, 1024, 4096, 4098, 5120, 8192}) {
+            test.check(dtype, rows, n, rows % 2 == 0, n % 3 == 1);
+          }
+        }
+      }
+      EXPECT_GT(test.checked, 50) << "peer memory is not used";
+      group.barrier();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
 
 TEST(NcclOnDevices, AllSizes) {
   const int ranks = std::min<int>(kMostRanks, static_cast<int>(cuda_devices().size()));

@@ -1,0 +1,208 @@
+// The graphs of the end of a step: gradients are added up over ranks, and parameters updated.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "graph/communication_schemas.h"
+#include "graph/passes.h"
+#include "graph/passes/rewrite.h"
+#include "graph/training/training_plan.h"
+#include "partitioner/training_job.h"
+
+namespace fretsaw {
+namespace {
+
+class StepGraphWriter {
+ public:
+  StepGraphWriter(const TrainingJob& job, const std::map<std::string, int>& homes, Plan& plan) : job_(job), homes_(homes), plan_(plan) {}
+
+  StepGraphs run() {
+    StepGraphs numbers;
+    const int first = job_.micro_batch_graphs(), ranks = job_.pipeline_ranks();
+    for (int p = 0; p < ranks; ++p) {
+      std::vector<std::string> own;
+      for (const std::string& name : job_.parameters)
+        if (job_.rank_of(homes_.at(name)) == p) own.push_back(name);
+      if (own.empty()) continue;
+      numbers.reduce.emplace_back(p, first + p);
+      numbers.update.emplace_back(p, first + ranks + p);
+      for (int t = 0; t < job_.options.mesh.tensor; ++t) {
+        add_graph(first + p, "reduce", p, {{"tensor", t}}, reduce_model(own, t));
+        for (int d = 0; d < (slices_parameters() ? job_.options.mesh.data : 1); ++d)
+          add_graph(first + ranks + p, "update", p, {{"data", d}, {"tensor", t}}, update_model(own, t, d));
+      }
+    }
+    add_states();
+    return numbers;
+  }
+
+ private:
+  bool slices_parameters() const { return job_.training.zero == 1 || job_.training.zero == 2; }
+  bool is_divided(const std::string& name) const { return job_.data.contains(name); }
+  Type type_of(const std::string& name, bool with_data, int tensor) const {
+    return part_type(job_.types.at(name), job_.parts_of(name, with_data), {{"tensor", tensor}});
+  }
+
+  void add_graph(int number, const std::string& kind, int pipeline, std::map<std::string, int> place, Model model) {
+    PlanGraph& g = plan_.graphs.emplace_back();
+    g.stage = number, g.kind = kind;
+    g.file = fmt::format("rank{}.{}", pipeline, kind);
+    if (kind != "update" || !slices_parameters()) place.erase("data");
+    if (job_.options.mesh.tensor == 1) place.erase("tensor");
+    for (const auto& [axis, index] : place) g.file += fmt::format(".{}{}", axis, index);
+    g.file += ".onnx";
+    g.coordinates = std::move(place);
+    g.model = std::make_shared<Model>(std::move(model));
+  }
+
+  // --- reduce ---
+
+  // The axes that parts of a parameter lie on.
+  struct Over {
+    bool tensor = false, data = false;
+    auto operator<=>(const Over&) const = default;
+  };
+  Over squares_over(const std::string& name) const { return {job_.layouts.at(name).kind == StateLayout::Kind::cut, is_divided(name)}; }
+
+  // Sums gradients over the ranks that found parts of them, and leaves the sum of their squares over all ranks but those of other stages.
+  Model reduce_model(const std::vector<std::string>& own, int tensor) const {
+    Model model;
+    model.ir_version = 11;
+    model.opsets = {{"", newest_opset()}, {kCommunicationDomain, 1}};
+    model.graph = std::make_shared<Graph>();
+    Graph& g = *model.graph;
+    std::map<Over, std::vector<Value*>> squares;
+    for (const std::string& name : own) squares[squares_over(name)].push_back(square(g, reduced(g, name, tensor)));
+    std::vector<Value*> sums;
+    for (const auto& [over, values] : squares) {
+      Value* sum = g.add_node("Sum", values, {g.fresh_name("squares")})->outputs[0];
+      if (over.tensor) sum = all_reduce(g, sum, "tensor", g.fresh_name("squares"));
+      if (over.data) sum = all_reduce(g, sum, "data", g.fresh_name("squares"));
+      sums.push_back(sum);
+    }
+    g.outputs.push_back(g.add_node("Sum", sums, {std::string(kStateOutput) + kSquaredSum})->outputs[0]);
+    infer_shapes(model);
+    return model;
+  }
+  Value* reduced(Graph& g, const std::string& name, int tensor) const {
+    const bool scatters = job_.training.zero == 1 && is_divided(name);
+    const bool arrives_divided = job_.divides_gradients() && is_divided(name);
+    const std::string state = scatters ? gradient_sum_of(name) : gradient_of(name);
+    Type type = type_of(name, arrives_divided, tensor);
+    Value* gradient = g.add_value(kStateInput + state, type);
+    g.inputs.push_back(gradient);
+    Value* const before = gradient;
+    const bool partial = job_.options.mesh.tensor > 1 && job_.layouts.at(name).kind == StateLayout::Kind::whole;
+    if (partial) gradient = all_reduce(g, gradient, "tensor", g.fresh_name("of_tensor_ranks:" + name));
+    if (scatters)
+      gradient = reduce_scatter(g, gradient, name);
+    else if (job_.options.mesh.data > 1 && !arrives_divided)
+      gradient = all_reduce(g, gradient, "data", g.fresh_name("of_data_ranks:" + name));
+    if (gradient == before) return gradient;
+    gradient->name = kStateOutput + gradient_of(name);
+    g.outputs.push_back(gradient);
+    return gradient;
+  }
+  Value* all_reduce(Graph& g, Value* value, const std::string& axis, const std::string& name) const {
+    const int ranks = axis == "data" ? job_.options.mesh.data : job_.options.mesh.tensor;
+    return g.add_node("AllReduce", {value}, {name}, {{"axis", axis}, {"group_size", int64_t{ranks}}}, kCommunicationDomain)->outputs[0];
+  }
+  std::vector<Attribute> over_data(const std::string& name) const {
+    return {
+        {"axis", std::string("data")}, {"group_size", int64_t{job_.options.mesh.data}}, {"tensor_axis", int64_t{job_.data.at(name).dim}}};
+  }
+  Value* reduce_scatter(Graph& g, Value* value, const std::string& name) const {
+    std::vector<Attribute> attributes = over_data(name);
+    attributes.push_back({"reduction", std::string("sum")});
+    return g.add_node("ReduceScatter", {value}, {g.fresh_name("of_data_ranks:" + name)}, attributes, kCommunicationDomain)->outputs[0];
+  }
+  static Value* square(Graph& g, Value* gradient) {
+    Value* sum = g.add_node("ReduceSumSquare", {gradient}, {g.fresh_name("square")}, {{"keepdims", int64_t{0}}})->outputs[0];
+    if (gradient->type.dtype == DType::float32) return sum;
+    return g.add_node("Cast", {sum}, {g.fresh_name("square")}, {{"to", static_cast<int64_t>(DType::float32)}})->outputs[0];
+  }
+
+  // --- update ---
+
+  Model update_model(const std::vector<std::string>& own, int tensor, int data) const {
+    std::vector<TrainedParameter> trained;
+    for (const std::string& name : own) {
+      TrainedParameter& p = trained.emplace_back();
+      p.name = name, p.type = type_of(name, true, tensor), p.gradient = p.type.dtype;
+      if (job_.layouts.at(name).kind == StateLayout::Kind::cut) p.cut_over.emplace_back("tensor", job_.options.mesh.tensor);
+      if (is_divided(name)) p.cut_over.emplace_back("data", job_.options.mesh.data);
+    }
+    UpdateModel update = make_update(job_.training.optimizer, trained);
+    Graph& g = *update.model.graph;
+    const auto input = [](Value* value, const std::string& name) { value->name = kStateInput + name; };
+    input(update.scalars.lr, kLearningRate), input(update.scalars.step, kStep), input(update.scalars.scale, kScale);
+    const std::vector<std::string> kept = job_.training.optimizer.states();
+    for (const ParameterUpdate& p : update.parameters) {
+      input(p.gradient, gradient_of(p.name));
+      for (size_t s = 0; s < kept.size(); ++s) {
+        input(p.states[s], kept[s] + ":" + p.name);
+        p.new_states[s]->name = kStateOutput + kept[s] + ":" + p.name;
+      }
+      if (slices_parameters() && is_divided(p.name)) {
+        take_part(g, p, tensor, data);
+      } else {
+        input(p.parameter, p.name);
+        p.new_parameter->name = kStateOutput + p.name;
+      }
+    }
+    sort_nodes(g);
+    infer_shapes(update.model);
+    return std::move(update.model);
+  }
+  // The parameter is there whole: the rank updates its part, and gathers the others'.
+  void take_part(Graph& g, const ParameterUpdate& p, int tensor, int data) const {
+    const PlanState::Part& part = job_.data.at(p.name);
+    const Interval own = part.cut.parts[static_cast<size_t>(data)].at(0);
+    Value* whole = g.add_value(kStateInput + p.name, type_of(p.name, false, tensor));
+    std::replace(g.inputs.begin(), g.inputs.end(), p.parameter, whole);
+    const auto ints = [&](const char* what, int64_t value) {
+      return g.add_constant(g.fresh_name(std::string(what) + ":" + p.name), make_int64s({value}));
+    };
+    Node* slice = g.add_node("Slice", {whole, ints("begin", own.begin), ints("end", own.end), ints("dimension", part.dim)},
+                             {g.fresh_name("own:" + p.name)});
+    set_output(*slice, 0, p.parameter);
+    p.parameter->name = g.fresh_name("part:" + p.name);
+    Value* gathered =
+        g.add_node("AllGather", {p.new_parameter}, {kStateOutput + p.name}, over_data(p.name), kCommunicationDomain)->outputs[0];
+    std::replace(g.outputs.begin(), g.outputs.end(), p.new_parameter, gathered);
+  }
+
+  // What micro-batches do not know of.
+  void add_states() {
+    for (const std::string& name : job_.parameters) {
+      const auto add = [&](const std::string& state, DType dtype) {
+        PlanState& made = plan_.states.emplace_back();
+        made.name = state;
+        made.type = job_.types.at(name);
+        made.type.dtype = dtype;
+        made.parts = job_.parts_of(name, true);
+      };
+      const DType own = job_.types.at(name).dtype;
+      if (job_.training.zero == 1 && is_divided(name)) add(gradient_of(name), own);
+      for (const std::string& kept : job_.training.optimizer.states())
+        add(kept + ":" + name, own == DType::float64 ? DType::float64 : DType::float32);
+    }
+    plan_.states.push_back({kLearningRate, Type::tensor(DType::float32, Shape{}), nullptr, false, {}});
+    plan_.states.push_back({kStep, Type::tensor(DType::int64, Shape{}), nullptr, false, {}});
+    plan_.states.push_back({kScale, Type::tensor(DType::float32, Shape{}), nullptr, false, {}});
+    plan_.states.push_back({kSquaredSum, Type::tensor(DType::float32, Shape{}), nullptr, false, {}});
+  }
+
+  const TrainingJob& job_;
+  const std::map<std::string, int>& homes_;
+  Plan& plan_;
+};
+
+}  // namespace
+
+StepGraphs add_step_graphs(const TrainingJob& job, const std::map<std::string, int>& homes, Plan& plan) {
+  return StepGraphWriter(job, homes, plan).run();
+}
+
+}  // namespace fretsaw

@@ -1,0 +1,53 @@
+// Values of a program that lie in memory of its inputs and outputs, whose addresses may differ from run to run.
+#include <algorithm>
+
+#include "runtime/program.h"
+
+namespace fretsaw {
+namespace {
+
+constexpr size_t kRemembered = 32;  // sets of addresses
+
+// Whether the program ran with these addresses before; notes them.
+bool remember(Program& program) {
+  if (program.bindings.empty()) return program.runs > 0;
+  if (std::find(program.before.begin(), program.before.end(), program.addresses) != program.before.end()) return true;
+  if (program.before.size() >= kRemembered) program.before.erase(program.before.begin());
+  program.before.push_back(program.addresses);
+  return false;
+}
+
+}  // namespace
+
+void bind_values(Program& program, RankContext& rank) {
+  program.addresses.clear();
+  for (Binding& binding : program.bindings) {
+    if (binding.input >= 0) {
+      program.addresses.push_back(program.values[static_cast<size_t>(program.inputs[static_cast<size_t>(binding.input)])].tensor.data);
+    } else {
+      binding.memory = rank.device_memory->pool.take(binding.bytes);
+      program.addresses.push_back(binding.memory.get());
+    }
+  }
+  for (size_t i = 0; i < program.slots.size() && !program.bindings.empty(); ++i) {
+    const Slot& slot = program.slots[i];
+    if (slot.place != Slot::Place::bound) continue;
+    const auto* base = static_cast<const std::byte*>(program.addresses[static_cast<size_t>(slot.binding)]);
+    program.values[i].tensor.data = const_cast<std::byte*>(base) + slot.offset;
+  }
+  program.ran_before = remember(program);
+}
+
+// After all outputs that are handed over: one of those may be the old value.
+void keep_values(Program& program, std::span<RuntimeValue> outputs, RankContext& rank) {
+  for (size_t o = 0; o < program.kept.size(); ++o) {
+    if (program.kept[o] < 0) continue;
+    const RuntimeValue& old = program.values[static_cast<size_t>(program.inputs[static_cast<size_t>(program.kept[o])])];
+    const TensorView& made = program.values[static_cast<size_t>(program.outputs[o])].tensor;
+    if (made.data != old.tensor.data) copy_bytes(old.tensor, made, made.bytes(), rank.device.get());
+    outputs[o] = old;
+  }
+  for (Binding& binding : program.bindings) binding.memory.reset();
+}
+
+}  // namespace fretsaw

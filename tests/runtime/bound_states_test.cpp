@@ -1,0 +1,206 @@
+// States in a device's memory: read where they lie, and given their new values there.
+#include <gtest/gtest.h>
+
+#include "graph/training/training_plan.h"
+#include "partitioner/training.h"
+#include "runtime/batches.h"
+#include "runtime/rank.h"
+#include "runtime/thread_group.h"
+#include "runtime/training/trainer.h"
+#include "tests/runtime/host_backed_device.h"
+#include "tests/runtime/plans.h"
+
+namespace fretsaw {
+namespace {
+
+using namespace testing_plans;
+
+constexpr int64_t kCount = 96;
+
+double no_time() {
+  return 0;
+}
+
+// next = a + x, of which the program says that it stays where a lies; `more` adds nodes.
+class OneState {
+ public:
+  explicit OneState(const std::function<void(Model&, Value* a, Value* next)>& more = {}) {
+    model_ = new_model();
+    Graph& g = *model_->graph;
+    Value* a = add_input(*model_, "a", DType::float32, {kCount});
+    Value* x = add_input(*model_, "x", DType::float32, {kCount});
+    Value* next = add_node(g, "Add", {a, x}, "next");
+    g.outputs = {next};
+    if (more) more(*model_, a, next);
+    infer_shapes(*model_);
+    context_.device = std::make_shared<HostBackedDevice>();
+    context_.device_memory = std::make_unique<RankMemory>(context_.device.get());
+    context_.now_us = no_time;
+    cache_ = std::make_unique<ProgramCache>(model_, g.inputs, false);
+    BindingSpec binding{.binds = true, .kept = {0}};
+    binding.kept.resize(g.outputs.size(), -1);
+    cache_->bind(binding);
+    outputs_.resize(g.outputs.size());
+    copy_pooled(context_.device_memory->pool, float_value({kCount}, noise(kCount, 1)), state_, context_.device.get());
+  }
+
+  // The outputs, after a run with this x.
+  std::vector<RuntimeValue>& run(const RuntimeValue& x) {
+    const RuntimeValue* inputs[] = {&state_, &x};
+    cache_->run(inputs, outputs_, context_, 0);
+    return outputs_;
+  }
+  RuntimeValue& state() { return state_; }
+  const Program& program() const { return *cache_->last_program(); }
+  // Whether the new value is written where the old one lies, and not copied there.
+  bool in_place() const {
+    const Slot& made = program().slots[static_cast<size_t>(program().outputs[0])];
+    return made.binding >= 0 && program().bindings[static_cast<size_t>(made.binding)].input == 0;
+  }
+
+ private:
+  std::shared_ptr<Model> model_;
+  RankContext context_;
+  std::unique_ptr<ProgramCache> cache_;
+  RuntimeValue state_;
+  std::vector<RuntimeValue> outputs_;
+};
+
+std::vector<float> sum_of(const std::vector<float>& a, const std::vector<float>& b) {
+  std::vector<float> sums;
+  for (size_t i = 0; i < a.size(); ++i) sums.push_back(a[i] + b[i]);
+  return sums;
+}
+
+TEST(BoundStates, AnElementwiseUpdateIsMadeInPlace) {
+  OneState one;
+  const RuntimeValue x = float_value({kCount}, noise(kCount, 2));
+  std::vector<float> wanted = noise(kCount, 1);
+  void* place = one.state().tensor.data;
+  for (int run = 0; run < 3; ++run) {
+    wanted = sum_of(wanted, elements<float>(x));
+    EXPECT_EQ(one.run(x)[0].tensor.data, place);
+    EXPECT_EQ(elements<float>(one.state()), wanted) << run;
+  }
+  EXPECT_TRUE(one.in_place());
+}
+
+// Where something reads the old value later, or is handed it, the new one is copied to its place at the end.
+TEST(BoundStates, TheOldValueStaysAsLongAsItIsRead) {
+  for (bool handed_over : {false, true}) {
+    OneState one([&](Model& m, Value* a, Value* next) {
+      Value* shape = m.graph->add_constant("shape", make_int64s({kCount / 4, 4}));
+      Value* other = handed_over ? add_node(*m.graph, "Reshape", {a, shape}, "old") : add_node(*m.graph, "Sub", {next, a}, "moved");
+      m.graph->outputs.push_back(other);
+    });
+    const RuntimeValue x = float_value({kCount}, std::vector<float>(kCount, 0.5f));
+    std::vector<float> wanted = noise(kCount, 1);
+    for (int run = 0; run < 3; ++run) {
+      const std::vector<float> old = wanted, other = elements<float>(one.run(x)[1]);
+      wanted = sum_of(wanted, elements<float>(x));
+      EXPECT_EQ(elements<float>(one.state()), wanted) << run;
+      for (size_t i = 0; i < kCount; ++i) EXPECT_EQ(other[i], handed_over ? old[i] : wanted[i] - old[i]) << run << " " << i;
+    }
+    EXPECT_FALSE(one.in_place());
+  }
+}
+
+// A sum over the state is no elementwise operator: its result of the same size does not go where it reads.
+TEST(BoundStates, OtherOperatorsAreNotMadeInPlace) {
+  OneState one([](Model& m, Value* a, Value*) {
+    Value* axis = m.graph->add_constant("axis", make_int64(0));
+    m.graph->outputs[0] = add_node(*m.graph, "CumSum", {a, axis}, "sums");
+  });
+  std::vector<float> wanted = noise(kCount, 1);
+  one.run(float_value({kCount}, noise(kCount, 2)));
+  for (size_t i = 1; i < wanted.size(); ++i) wanted[i] += wanted[i - 1];
+  const std::vector<float> got = elements<float>(one.state());
+  for (size_t i = 0; i < wanted.size(); ++i) EXPECT_NEAR(got[i], wanted[i], 1e-4) << i;
+  EXPECT_FALSE(one.in_place());
+}
+
+TEST(BoundStates, OutputsThatAreHandedOverLieInMemoryOfTheirOwn) {
+  OneState one([](Model& m, Value* a, Value*) { m.graph->outputs.push_back(add_node(*m.graph, "Neg", {a}, "negative")); });
+  const RuntimeValue x = float_value({kCount}, noise(kCount, 2));
+  const RuntimeValue first = one.run(x)[1];
+  const std::vector<float> kept = elements<float>(first);
+  const RuntimeValue second = one.run(x)[1];
+  EXPECT_NE(first.tensor.data, second.tensor.data);
+  EXPECT_EQ(elements<float>(first), kept);
+  EXPECT_NE(elements<float>(second), kept);
+}
+
+// --- a whole training plan ---
+
+constexpr int64_t kIn = 6, kHidden = 8, kClasses = 4, kBatch = 8;
+
+Model make_network() {
+  Model model = *new_model();
+  Graph& g = *model.graph;
+  Value* x = add_input(model, "x", DType::float32, {kBatch, kIn});
+  const auto row = [&](const std::string& name, float value) {
+    return g.add_constant(name, floats({kHidden}, std::vector<float>(kHidden, value)));
+  };
+  Value* product = add_node(g, "MatMul", {x, g.add_constant("w1", floats({kIn, kHidden}, noise(kIn * kHidden, 1)))}, "product");
+  Value* normal =
+      add_node(g, "BatchNormalization", {product, row("scale", 0.8f), row("shift", 0.1f), row("mean", 0.2f), row("var", 1.5f)}, "normal");
+  Value* w2 = g.add_constant("w2", floats({kHidden, kClasses}, noise(kHidden * kClasses, 3)));
+  g.outputs = {add_node(g, "MatMul", {add_node(g, "Tanh", {normal}, "hidden"), w2}, "logits")};
+  for (Node* node : g.nodes) node->name = node->outputs[0]->name;
+  return model;
+}
+
+Batch batch_of(int step) {
+  Batch batch;
+  batch["x"] = float_value({kBatch, kIn}, noise(kBatch * kIn, 100 + static_cast<unsigned>(step)));
+  std::vector<int64_t> classes;
+  for (int64_t i = 0; i < kBatch; ++i) classes.push_back((i * 3 + step) % kClasses);
+  batch["target"] = int_value({kBatch}, classes);
+  return batch;
+}
+
+TEST(BoundStates, ARankWithADeviceTrainsAsOneWithout) {
+  for (const char* optimizer : {"sgd:lr=0.1,momentum=0.9", "adamw:lr=0.05", "lamb:lr=0.05,weight_decay=0.1"}) {
+    for (int micro_batches : {1, 2}) {
+      PartitionOptions options;
+      options.micro_batches = micro_batches;
+      TrainingOptions training;
+      training.optimizer = parse_optimizer(optimizer);
+      const TrainingPlan plan = partition_for_training(make_network(), options, training);
+      Session wanted(plan.plan, {.threads = 1});
+      Rank rank(plan.plan, {}, 0, 0, 0, 1, no_time, {std::make_shared<HostBackedDevice>(), nullptr, nullptr});
+      const auto world = make_thread_communicators(1);
+      const auto set = [&](const std::string& name, const RuntimeValue& value) {
+        wanted.set_state(name, value);
+        for (const PlanState& state : plan.plan->states)
+          if (state.name == name) rank.set_state(state, value);
+      };
+      int64_t allocations = 0;
+      for (int step = 0; step < 6; ++step) {
+        const Batch batch = batch_of(step);
+        wanted.run(batch);
+        StepInputs inputs;
+        inputs.inputs = check_inputs(*plan.plan, batch, std::vector<bool>(plan.plan->inputs.size(), false));
+        inputs.batches = divide_batch(*plan.plan, inputs.inputs);
+        rank.run_step(inputs, *world[0]);
+        set(kLearningRate, float_value({}, {0.05f}));
+        set(kStep, int_value({}, {step + 1}));
+        set(kScale, float_value({}, {0.125f}));
+        wanted.update();
+        inputs.update = true;
+        rank.run_step(inputs, *world[0]);
+        for (const PlanState& state : plan.plan->states) {
+          if (state.type.dtype != DType::float32) continue;
+          const std::vector<float> want = elements<float>(wanted.state(state.name)), got = elements<float>(rank.state(state.name));
+          ASSERT_EQ(got.size(), want.size()) << state.name;
+          for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], want[i], 1e-5) << optimizer << " " << state.name << " " << i;
+        }
+        if (step == 2) allocations = rank.allocations();
+      }
+      EXPECT_EQ(rank.allocations(), allocations) << "a warm step asks for no memory";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fretsaw
