@@ -9,7 +9,13 @@
 //   BatchNormalizationGrad(dY, X, scale) -> dX, dScale, dB     by the batch's own statistics; attribute epsilon
 //   LayerNormalizationGrad(dY, X, scale) -> dX, LayerNormalizationGradScale(dY, X) -> dScale, in the shape of the rows (X's dimensions
 //     from `axis` on); RMSNormalizationGrad and RMSNormalizationGradScale likewise; attributes axis, epsilon
+//   AttentionGrad(dY, Q, K, V, mask) -> dQ, dK, dV    Attention's attributes, of which those of outputs that it can leave out and the
+//     precision of its softmax are not there; no cache, no lengths. The mask may be left out
 //   SoftmaxCrossEntropyLossGrad, NegativeLogLikelihoodLossGrad(dLoss, scores, labels, weights) -> dScores; the loss's attributes
+//   CrossEntropy(scores, target) -> loss, lse    for each row of scores [N, C], target int64 [N]: loss = lse - (1 - E) scores[t] - E
+//   mean(scores),
+//     lse = log(sum(e^scores)), both float32 [N], with attributes label_smoothing E and ignore_index (targets whose loss is 0)
+//   CrossEntropyGrad(dLoss, scores, target, lse) -> dScores    dLoss (e^(scores - lse) - (1 - E) at t - E / C); likewise
 //   DropoutMask(shape, samples, counter) -> mask      true with probability 1 - ratio, by the element's index in the whole batch alone:
 //     shape int64 [r] of the mask, whose dimension 0 is the samples at hand times a number of rows each; samples int64 [2]: the first of
 //     them in the batch, and how many they are; counter int64 [] is another in every step; attributes ratio, and key (int) of the node

@@ -185,11 +185,78 @@ std::vector<OpSchema> norm_schemas() {
   return schemas;
 }
 
+// dQ, dK, dV are like Q, K, V.
+void attention_shapes(InferenceContext& context) {
+  for (size_t o : {0, 1, 2})
+    if (o < context.getNumOutputs()) like(context, o + 1, o);
+}
+
+std::vector<OpSchema> attention_schemas() {
+  OpSchema schema = base("AttentionGrad", "The gradients of Attention's queries, keys and values.", "dY");
+  schema.Input(1, "Q", "Attention's queries", "T")
+      .Input(2, "K", "Attention's keys", "T")
+      .Input(3, "V", "Attention's values", "T")
+      .Input(4, "attn_mask", "Attention's mask", "U", OpSchema::Optional)
+      .Output(0, "dQ", "The gradient of Q", "T", OpSchema::Optional)
+      .Output(1, "dK", "The gradient of K", "T", OpSchema::Optional)
+      .Output(2, "dV", "The gradient of V", "T", OpSchema::Optional)
+      .TypeConstraint("U", {"tensor(bool)", "tensor(float16)", "tensor(bfloat16)", "tensor(float)", "tensor(double)"}, "A mask")
+      .Attr("scale", "As Attention's", AttributeProto::FLOAT, false)
+      .Attr("softcap", "As Attention's", AttributeProto::FLOAT, 0.0F)
+      .TypeAndShapeInferenceFunction(attention_shapes);
+  for (const char* name : {"q_num_heads", "kv_num_heads"}) schema.Attr(name, "As Attention's", AttributeProto::INT, false);
+  schema.Attr("is_causal", "As Attention's", AttributeProto::INT, static_cast<int64_t>(0));
+  for (const char* name : {"left_window_size", "right_window_size"})
+    schema.Attr(name, "As Attention's", AttributeProto::INT, static_cast<int64_t>(-1));
+  return {schema};
+}
+
 void mask_shape(InferenceContext& context) {
   onnx::updateOutputElemType(context, 0, onnx::TensorProto::BOOL);
   bool found = false;
   const onnx::TensorShapeProto shape = onnx::getShapeInput(context, 0, found);
   if (found) onnx::updateOutputShape(context, 0, shape);
+}
+
+// The rows of scores [N, C], as float32 [N].
+void row_losses(InferenceContext& context) {
+  for (size_t o = 0; o < context.getNumOutputs(); ++o) {
+    onnx::updateOutputElemType(context, o, onnx::TensorProto::FLOAT);
+    if (!onnx::hasInputShape(context, 0)) continue;
+    const auto& scores = onnx::getInputShape(context, 0);
+    if (scores.dim_size() != 2) fail_shape_inference("scores are no rows of classes");
+    onnx::TensorShapeProto rows;
+    *rows.add_dim() = scores.dim(0);
+    onnx::updateOutputShape(context, o, rows);
+  }
+}
+
+OpSchema of_rows(const char* name, const char* doc) {
+  OpSchema schema(name, __FILE__, __LINE__);
+  return schema.SetDomain(kCommunicationDomain)
+      .SinceVersion(1)
+      .SetDoc(doc)
+      .TypeConstraint("T", {"tensor(float)", "tensor(float16)", "tensor(bfloat16)"}, "Scores")
+      .TypeConstraint("L", {"tensor(float)"}, "Losses")
+      .TypeConstraint("I", {"tensor(int64)"}, "Classes")
+      .Attr("label_smoothing", "The share of a target's probability that all classes get", AttributeProto::FLOAT, 0.0f)
+      .Attr("ignore_index", "The target that counts for nothing", AttributeProto::INT, false);
+}
+
+std::vector<OpSchema> cross_entropy_schemas() {
+  return {of_rows("CrossEntropy", "The cross-entropy of each row of scores and its class.")
+              .Input(0, "scores", "[N, C]", "T")
+              .Input(1, "target", "[N], 0 to C - 1 or ignore_index", "I")
+              .Output(0, "loss", "[N]", "L")
+              .Output(1, "lse", "The logarithm of the sum of the scores' exponentials, [N]", "L")
+              .TypeAndShapeInferenceFunction(row_losses),
+          of_rows("CrossEntropyGrad", "The gradient of CrossEntropy's scores.")
+              .Input(0, "dLoss", "The gradient of the losses, [N]", "L")
+              .Input(1, "scores", "CrossEntropy's scores", "T")
+              .Input(2, "target", "CrossEntropy's classes", "I")
+              .Input(3, "lse", "What CrossEntropy gave", "L")
+              .Output(0, "dScores", "[N, C]", "T")
+              .TypeAndShapeInferenceFunction([](InferenceContext& context) { like(context, 1, 0); })};
 }
 
 std::vector<OpSchema> random_schemas() {
@@ -212,7 +279,7 @@ std::vector<OpSchema> random_schemas() {
 }  // namespace
 
 void register_gradient_schemas() {
-  for (auto family : {movement_schemas, window_schemas, norm_schemas, random_schemas})
+  for (auto family : {movement_schemas, window_schemas, norm_schemas, attention_schemas, cross_entropy_schemas, random_schemas})
     for (OpSchema& schema : family()) onnx::RegisterSchema(std::move(schema), 0, false);
 }
 

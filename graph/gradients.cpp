@@ -27,9 +27,17 @@ bool carries_gradient(const Type& type) {
   }
 }
 
+// Attention that does more than AttentionGrad knows: caches, lengths, scores that somebody takes. In float32 its products run faster
+// one by one on GPUs.
+bool is_left_to_function(const Node& node) {
+  if (!node.is("Attention")) return false;
+  const bool plain = !node.input(4) && !node.input(5) && !node.input(6) && !node.out(1) && !node.out(2) && !node.out(3);
+  return !plain || (node.input(0) && node.input(0)->type.dtype == DType::float32);
+}
+
 bool has_rule(const Node& node) {
   const OperatorRecord* record = find_operator(node.op, node.domain);
-  return record && record->gradient;
+  return record && record->gradient && !is_left_to_function(node);
 }
 
 bool stops_gradient(const Node& node) {
@@ -48,6 +56,7 @@ class Differentiation {
     Gradients result;
     find_dependent(wanted);
     if (expand_functions(result.notes)) find_dependent(wanted);
+    name_dimensions();
     const std::vector<Node*> forward = graph_.nodes;
     if (dependent_.count(loss_)) contributions_[loss_] = {seed()};
     for (size_t i = forward.size(); i-- > 0;) differentiate(*forward[i]);
@@ -79,6 +88,20 @@ class Differentiation {
     for (const Value* v : wanted) require_float(v, "the value whose gradient is wanted");
   }
 
+  // Symbols for dimensions without one: rules then see that two values have the same size there, and sum over nothing.
+  void name_dimensions() {
+    const auto nameless = [](const Value* v) {
+      return v && v->type.is_tensor() && v->type.shape &&
+             std::any_of(v->type.shape->begin(), v->type.shape->end(), [](const Dim& d) { return !d.known() && d.symbol.empty(); });
+    };
+    const bool any = std::any_of(graph_.nodes.begin(), graph_.nodes.end(),
+                                 [&](const Node* node) { return std::any_of(node->outputs.begin(), node->outputs.end(), nameless); });
+    if (!any) return;
+    InferOptions options = options_.infer;
+    options.name_unknown = true;
+    infer_shapes(model_, options);
+  }
+
   // What the wanted values flow into.
   void find_dependent(const std::vector<Value*>& wanted) {
     dependent_ = std::unordered_set<const Value*>(wanted.begin(), wanted.end());
@@ -99,7 +122,8 @@ class Differentiation {
       const bool reached = std::any_of(node.outputs.begin(), node.outputs.end(), [&](const Value* v) { return reaching.count(v) > 0; });
       if (!reached || stops_gradient(node) || !takes_dependent(node)) continue;
       reaching.insert(node.inputs.begin(), node.inputs.end());
-      if (!has_rule(node) && bodies(node).empty()) without_rule.insert(&node);
+      const bool mask_learns = node.is("Attention") && node.input(3) && dependent_.count(node.input(3)) > 0;
+      if ((!has_rule(node) || mask_learns) && bodies(node).empty()) without_rule.insert(&node);
     }
     if (without_rule.empty()) return false;
     decompose_to_functions(model_, [&](const Node& node) {

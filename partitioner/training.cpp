@@ -12,6 +12,7 @@
 #include "graph/errors.h"
 #include "graph/passes.h"
 #include "graph/sizes.h"
+#include "graph/training/attention.h"
 #include "graph/training/batch_norm.h"
 #include "graph/training/dropout.h"
 #include "graph/training/name_pattern.h"
@@ -103,10 +104,13 @@ class TrainingPartitioner {
       result_.draws_masks = true;
       plan().states.push_back({kRandomCounter, Type::tensor(DType::int64, Shape{}), nullptr, false, {}});
     }
-    if (training_.precision != "fp32") narrow_activations();
+    if (training_.precision != "fp32") {
+      fuse_attention();
+      narrow_activations();
+    }
     const int norm_ranks = training_.sync_batch_norm ? options_.mesh.data : 1;
     statistics_ = train_batch_norms(model_, norm_ranks);
-    loss_ = append_loss(model_, training_.loss);
+    loss_ = append_loss(model_, training_.loss, {}, options_.mesh.tensor > 1 ? LossForm::operators : LossForm::rows);
     if (loss_.target) job_.batch_axes[loss_.target->name] = 0, result_.target = loss_.target->name;
     result_.loss_sum = loss_.sum->name, result_.loss_count = loss_.count->name;
     graph().outputs = {loss_.sum, loss_.count};
@@ -117,6 +121,19 @@ class TrainingPartitioner {
     infer_shapes(model_);
     const bool meet_in_micro_batches = training_.zero >= 2 || (training_.sync_batch_norm && !statistics_.empty());
     if (options_.mesh.data > 1 && meet_in_micro_batches) result_.least_batch = parts_of_batch();
+  }
+
+  // Devices have kernels for attention and its gradient in 16 bits; in float32 its products do as well one by one.
+  void fuse_attention() {
+    TrainedAttentionOptions options;
+    options.evaluate = training_.evaluate;
+    for (const Value* v : graph().initializers())
+      if (may_learn(*v)) options.learned.insert(v);
+    fuse_trained_attention(model_, options);
+  }
+  bool may_learn(const Value& v) const {
+    return initializers_.contains(v.name) && is_float(v.type.dtype) && (training_.train.empty() || matches_any(training_.train, v.name)) &&
+           !matches_any(training_.freeze, v.name);
   }
 
   // Weights and activations in 16 bits, each from a float32 tensor that stays: what learns and is kept is that one.
@@ -142,9 +159,7 @@ class TrainingPartitioner {
     }
     const std::unordered_set<const Value*> used = reaches_loss();
     for (const Value* v : graph().initializers()) {
-      const bool wanted = initializers_.contains(v->name) && is_float(v->type.dtype) && !running.contains(v) &&
-                          (training_.train.empty() || matches_any(training_.train, v->name)) && !matches_any(training_.freeze, v->name);
-      if (!wanted) continue;
+      if (!may_learn(*v) || running.contains(v)) continue;
       if (used.contains(v)) {
         job_.parameters.push_back(v->name);
         keep_source(*v);

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "graph/passes.h"
 #include "graph/training/loss.h"
 #include "graph/training/optimizer.h"
 #include "graph/training/training_plan.h"
@@ -23,6 +24,9 @@ struct TrainingOptions {
   // device's memory does not hold it otherwise).
   std::string recompute = "none";
   std::string precision = "fp32";  // of weights and activations: fp32, fp16, bf16; parameters and what is kept of them stay float32
+  // Runs a node on constants, as InferOptions::evaluate: finds scales and masks of attention that exporters compute. Null: they stay
+  // computed.
+  decltype(InferOptions::evaluate) evaluate = nullptr;
 };
 
 // Forward, backward and update graphs. Trained are the float initializers of the source that the loss depends on, as the options choose

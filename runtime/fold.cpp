@@ -6,6 +6,7 @@
 #include "graph/communication_schemas.h"
 #include "graph/errors.h"
 #include "graph/tensor_bytes.h"
+#include "runtime/evaluate.h"
 #include "runtime/program.h"
 
 namespace fretsaw {
@@ -181,6 +182,10 @@ bool evaluate_node(const Node& node, const std::vector<TensorPtr>& inputs, int t
     outputs[i] = to_constant(out[i]);
   }
   return true;
+}
+
+bool evaluate_on_constants(const Node& node, const std::vector<TensorPtr>& inputs, std::vector<TensorPtr>& outputs) {
+  return evaluate_node(node, inputs, 1, size_t{64} << 20, outputs);
 }
 
 bool fold_node(const Node& node, const std::vector<TensorPtr>& inputs, RankContext& rank, std::vector<TensorPtr>& outputs) {

@@ -143,6 +143,7 @@ void Rank::add_stage(int number, const SessionOptions& options) {
   if (!found || !found->model) throw Error("the plan has no graph for stage " + std::to_string(number), "partition the model again");
   auto stage = std::make_unique<Stage>();
   stage->number = number;
+  stage->kind = found->kind;
   const std::shared_ptr<const Model> model = in_precision(found->model, *plan_, number, options.precision);
   stage->model = with_weights(model, {options.random_weights, options.weight_seed, /*later=*/context_.device != nullptr});
   stage->cache = std::make_unique<ProgramCache>(stage->model, stage->model->graph->inputs, /*generalise=*/false);
@@ -229,7 +230,7 @@ void Rank::run_step(const StepInputs& step, Communicator& communicator) {
   allocations_before_ = allocations();
   if (!step.update) busy_us_ = 0, step_us_ = 0;  // an update belongs to the step before
   context_.communication.clear();
-  context_.events.clear();
+  if (!step.update) context_.events.clear();  // an update is traced behind its step
   if (context_.device) context_.device->use();
   forget_step();
   if (context_.device && context_.trace) align_clocks();
@@ -364,15 +365,23 @@ void Rank::do_forward(const Action& action, const StepInputs& step, Communicator
   advance_posted(communicator);
   gather_arguments(target, action.micro_batch, step);
   context_.counts_communication = action.micro_batch == 0;
-  double start_us = context_.now_us(), communicating_us = context_.communicating_us;
-  const size_t runs_before = context_.device_runs.size();
-  target.cache->run(target.arguments, target.micro_batches[static_cast<size_t>(action.micro_batch)].outputs, context_, 0);
-  double took_us = context_.now_us() - start_us;
-  keep_states(target, target.micro_batches[static_cast<size_t>(action.micro_batch)]);
+  run_graph(target, action);
   place_outputs(target, action.micro_batch, step);
+}
+
+void Rank::run_graph(Stage& target, const Action& action) {
+  MicroBatch& slot = target.micro_batches[static_cast<size_t>(action.micro_batch)];
+  const double start_us = context_.now_us(), communicating_us = context_.communicating_us;
+  const size_t runs_before = context_.device_runs.size();
+  target.cache->run(target.arguments, slot.outputs, context_, 0);
+  const double took_us = context_.now_us() - start_us;
+  keep_states(target, slot);
   if (!context_.device) busy_us_ += took_us - (context_.communicating_us - communicating_us);
   if (!context_.trace) return;
-  const TraceEvent event{context_.rank, to_string(action), "forward", start_us, took_us};
+  Action shown = action;
+  if (target.kind == "backward") shown.kind = Action::Kind::backward;
+  if (target.kind == "weights") shown.kind = Action::Kind::weight;
+  const TraceEvent event{context_.rank, to_string(shown), target.kind, start_us, took_us};
   if (context_.device_runs.size() > runs_before)
     context_.device_runs.back().event = event;
   else

@@ -89,11 +89,12 @@ class Rank {
   };
   struct Stage {
     int number = 0;
+    std::string kind;  // of PlanGraph
     std::shared_ptr<const Model> model;
     std::unique_ptr<ProgramCache> cache;
     std::vector<int> plan_inputs;                            // for each graph input: the plan's input, or -1
     std::vector<RuntimeValue*> state_inputs, state_outputs;  // for each graph input and output: what is kept, or null
-    int samples_input = -1;  // the graph input kSamplesAtHand
+    int samples_input = -1;                                  // the graph input kSamplesAtHand
     std::vector<Crossing> incoming, outgoing;
     std::vector<MicroBatch> micro_batches;
     std::vector<const RuntimeValue*> arguments;
@@ -121,6 +122,7 @@ class Rank {
   void do_micro_batch(const Action& action, const StepInputs& step, Communicator& communicator);
   void do_once(const Action& action, const StepInputs& step, Communicator& communicator);
   void do_forward(const Action& action, const StepInputs& step, Communicator& communicator);
+  void run_graph(Stage& stage, const Action& action);
   void do_send(const Action& action, Communicator& communicator);
   void do_free(const Action& action);
   void receive_parcel(Receiving& state, const Crossing& from, RuntimeValue& value, int tag);

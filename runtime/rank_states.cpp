@@ -84,10 +84,7 @@ void Rank::do_once(const Action& action, const StepInputs& step, Communicator& c
   if (communicator.aborted()) throw Error("the ranks were stopped", "", ErrorCode::device);
   Stage& target = stage(action.stage);
   gather_arguments(target, 0, step);
-  const double start_us = context_.now_us(), communicating_us = context_.communicating_us;
-  target.cache->run(target.arguments, target.micro_batches[0].outputs, context_, 0);
-  if (!context_.device) busy_us_ += context_.now_us() - start_us - (context_.communicating_us - communicating_us);
-  keep_states(target, target.micro_batches[0]);
+  run_graph(target, action);
 }
 
 RuntimeValue Rank::state(const std::string& name) {

@@ -15,6 +15,7 @@
 #include "tools/json_output.h"
 #include "tools/options.h"
 #include "tools/plan_summary.h"
+#include "tools/run_files.h"
 #include "tools/text.h"
 #include "tools/train_evaluation.h"
 #include "tools/train_plan.h"
@@ -274,6 +275,7 @@ void run_command(TrainSettings settings) {
   Trainer trainer(std::move(plan), options);
   const Run run = TrainingRun(trainer, *data, evaluation.get(), settings).run();
   if (!settings.export_path.empty()) write_model(trained_model(*model, trainer), settings.export_path);
+  if (!settings.trace.empty()) write_trace(trainer.session().trace(), settings.trace);
   print_result(run, trainer, settings);
 }
 

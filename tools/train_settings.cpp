@@ -5,6 +5,7 @@
 #include <set>
 
 #include "graph/training/name_pattern.h"
+#include "runtime/evaluate.h"
 #include "runtime/training/checkpoint.h"
 #include "tools/execution.h"
 #include "tools/options.h"
@@ -76,6 +77,7 @@ void add_run_options(CLI::App& c, TrainSettings& s) {
   c.add_option("--device", s.device, "cpu or cuda");
   c.add_option("--devices", s.devices, "0,1,...: the GPU of each rank");
   c.add_option("--threads", s.threads, "Cores for each CPU rank")->check(CLI::Range(1, 4096));
+  c.add_option("--trace", s.trace, "Write a Chrome trace of the last step to this file");
   c.add_flag("--detect-anomaly", s.detect_anomaly, "Stop at the first node whose output is not finite, and name it");
   c.add_option("--save-gradients", s.save_gradients, "DIR: the first step's gradients, K.pb with the parameter's name");
   c.add_option("--export", s.export_path, "FILE.onnx: the trained model, for inference");
@@ -130,6 +132,7 @@ TrainingOptions training_options(const TrainSettings& s) {
   options.zero = s.zero;
   options.recompute = s.recompute;
   options.precision = s.precision == "tf32" ? "fp32" : s.precision;  // tf32 is a way of multiplying: the session's
+  options.evaluate = evaluate_on_constants;
   if (!s.train.empty()) options.train = split_patterns(s.train);
   if (!s.freeze.empty()) options.freeze = split_patterns(s.freeze);
   return options;
@@ -141,6 +144,7 @@ SessionOptions session_options(const TrainSettings& s, const Plan& plan) {
   execution.precision = s.precision == "tf32" ? "tf32" : "fp32";  // 16 bits are in the plan's graphs
   SessionOptions options = session_options(execution, plan);
   options.detect_anomaly = s.detect_anomaly;
+  options.trace = !s.trace.empty();
   return options;
 }
 

@@ -19,7 +19,7 @@ struct TrainSettings {
   std::string path, data, loss = "softmax_cross_entropy", optimizer = "sgd", lr, mesh, schedule = "gpipe", train, freeze;
   std::string precision = "fp32", recompute = "none", memory, device = "cpu", devices;
   std::vector<std::string> shapes;
-  std::string save_plan, save_gradients, export_path, log, checkpoints, resume, eval;
+  std::string save_plan, save_gradients, export_path, log, trace, checkpoints, resume, eval;
   std::optional<int> chunks;
   int64_t every = 0, eval_every = 0;
   int zero = 0, keep = 3, micro_batches = 1, threads = 0;

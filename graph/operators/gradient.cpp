@@ -1,6 +1,7 @@
 // The gradient operators of the domain ai.fretsaw (graph/gradient_operators.h).
 #include "graph/communication_schemas.h"
 #include "graph/gradients.h"
+#include "graph/operators/gradient_rules.h"
 #include "graph/operators/rule_builder.h"
 
 namespace fretsaw {
@@ -219,6 +220,65 @@ FactorRule loss_grad_factors(const Node& node) {
   return rule.done();
 }
 
+// dY [b, (g r), s, e], Q [b, (g r), s, d], K [b, g, t, d], V [b, g, t, e], mask -> as Q, K, V; of rank 3 with heads beside d and e.
+// Query heads that share a key head stay together, as its gradient is their sum.
+FactorRule attention_grad_factors(const Node& node) {
+  RuleBuilder rule(node);
+  const size_t rank = rule.rank(0);
+  if (rank != 3 && rank != 4) throw NoRule{"an operand of neither three nor four dimensions"};
+  const bool flat = rank == 3;
+  const Dim q_heads = flat ? Dim(node.get_int("q_num_heads", 0)) : rule.dim(1, 1);
+  const Dim kv_heads = flat ? Dim(node.get_int("kv_num_heads", 0)) : rule.dim(2, 1);
+  if (q_heads.value < 1 || kv_heads.value < 1 || q_heads.value % kv_heads.value != 0) throw NoRule{"its numbers of heads are not known"};
+  const auto depth = [&](size_t i, const Dim& heads) {
+    const Dim& last = rule.dim(i, rank - 1);
+    return flat && last.known() ? Dim(last.value / heads.value) : flat ? Dim() : last;
+  };
+  const size_t rows = flat ? 1 : 2;
+  const int b = rule.parallel(rule.dim(1, 0), "b"), g = rule.parallel(kv_heads, "g");
+  const int r = rule.whole(Dim(q_heads.value / kv_heads.value), "r");
+  const int s = rule.whole(rule.dim(1, rows), "s"), t = rule.whole(rule.dim(2, rows), "t");
+  const int d = rule.whole(depth(1, q_heads), "d"), e = rule.whole(depth(3, kv_heads), "e");
+  const auto place = [&](auto put, int length, bool queries, int width) {
+    const size_t heads = flat ? 2 : 1;
+    put(size_t{0}, b);
+    put(rows, length);
+    put(heads, g);
+    if (queries) put(heads, r);
+    put(rank - 1, width);
+  };
+  const auto in = [&](size_t i) { return [&rule, i](size_t k, int f) { rule.in(i, k, f); }; };
+  const auto out = [&](size_t o) { return [&rule, o](size_t k, int f) { rule.out(o, k, f); }; };
+  place(in(0), s, true, e);
+  place(in(1), s, true, d);
+  place(in(2), t, false, d);
+  place(in(3), t, false, e);
+  for (size_t o : {0, 1, 2}) rule.out_rank(o, rank);
+  if (node.out(0)) place(out(0), s, true, d);
+  if (node.out(1)) place(out(1), t, false, d);
+  if (node.out(2)) place(out(2), t, false, e);
+  rule.set_count("q_num_heads", {g, r});
+  rule.set_count("kv_num_heads", {g});
+  if (!rule.has(4)) return rule.done();
+  const size_t mask = rule.rank(4);
+  if (mask > 4) throw NoRule{"a mask of more than four dimensions"};
+  for (size_t k = 0; k < mask; ++k) {
+    if (rule.dim(4, k).value == 1) continue;
+    if (k + 4 - mask == 0) rule.in(4, k, b);
+    if (k + 4 - mask == 1) rule.in(4, k, g), rule.in(4, k, r);
+  }
+  rule.rest_whole(4, "m");
+  return rule.done();
+}
+
+// Five matrix products for each head: the probabilities once more, and their gradients and those of the three operands.
+double attention_grad_flops(const Node& node) {
+  const Value *q = node.input(1), *k = node.input(2);
+  if (!q || !k || !q->type.shape || !k->type.shape || k->type.shape->size() < 3) return 0;
+  const Shape& keys = *k->type.shape;  // [B, G, T, D], or [B, T, G * D]
+  return 10 * count_of(q) * number_of(keys[keys.size() - 2]);
+}
+
 double elements_of_second(const Node& node) {
   return count_of(node.input(1));
 }
@@ -245,6 +305,14 @@ std::vector<OperatorRecord> gradient_operators() {
       record("RMSNormalizationGradScale", norm, row_norm_grad_factors, elements_of_second),
       record("SoftmaxCrossEntropyLossGrad", norm, loss_grad_factors, elements_of_second),
       record("NegativeLogLikelihoodLossGrad", norm, loss_grad_factors, elements_of_second),
+      {.name = "CrossEntropy",
+       .domain = kCommunicationDomain,
+       .since = 1,
+       .role = norm,
+       .flops = input_elements,
+       .gradient = loss_gradient("CrossEntropy")},
+      record("CrossEntropyGrad", norm, nullptr, elements_of_second),
+      record("AttentionGrad", Role::contraction, attention_grad_factors, attention_grad_flops),
       {.name = "DropoutMask", .domain = kCommunicationDomain, .since = 1, .gradient = zero_gradient},
   };
 }

@@ -49,6 +49,15 @@ std::vector<Value*> cross_entropy_gradient(GradientContext& c) {
   return found;
 }
 
+std::vector<Value*> row_cross_entropy_gradient(GradientContext& c) {
+  if (c.of_output(1)) c.refuse("has no gradient for its second result");
+  std::vector<Value*> found = c.none();
+  found[0] = c.add_own("CrossEntropyGrad", {c.of_output(), c.input(0), c.input(1), c.output(1, DType::float32)},
+                       c.attributes({"label_smoothing", "ignore_index"}));
+  found[0]->type.dtype = c.input(0)->type.dtype;
+  return found;
+}
+
 }  // namespace
 
 GradientRule loss_gradient(const std::string& name) {
@@ -58,6 +67,7 @@ GradientRule loss_gradient(const std::string& name) {
       {"Hardmax", zero_gradient},
       {"NegativeLogLikelihoodLoss", likelihood_gradient},
       {"SoftmaxCrossEntropyLoss", cross_entropy_gradient},
+      {"CrossEntropy", row_cross_entropy_gradient},
   };
   auto it = rules.find(name);
   return it == rules.end() ? nullptr : it->second;

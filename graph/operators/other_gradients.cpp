@@ -1,6 +1,8 @@
 // Gradients of operators of which few have one: what makes values, rotary embeddings, and results without floats.
+#include <algorithm>
 #include <unordered_set>
 
+#include "graph/communication_schemas.h"
 #include "graph/operators/gradient_rules.h"
 #include "graph/operators/gradient_terms.h"
 
@@ -14,6 +16,19 @@ std::vector<Value*> rotary_gradient(GradientContext& c) {
   std::vector<Value*> operands = {c.of_output(), c.input(1), c.add("Neg", {c.input(2)})};
   if (c.input(3)) operands.push_back(c.input(3));
   found[0] = c.add("RotaryEmbedding", operands, c.attributes({"interleaved", "num_heads", "rotary_embedding_dim"}));
+  return found;
+}
+
+// From the operands alone: what is kept between forward and backward pass are they, and no probabilities.
+std::vector<Value*> attention_rule(GradientContext& c) {
+  std::vector<Value*> operands = {c.of_output(), c.input(0), c.input(1), c.input(2)};
+  if (c.input(3)) operands.push_back(c.input(3));
+  const std::vector<Value*> made =
+      c.add_several("AttentionGrad", operands, {c.wants(0), c.wants(1), c.wants(2)},
+                    c.attributes({"scale", "softcap", "is_causal", "q_num_heads", "kv_num_heads", "left_window_size", "right_window_size"}),
+                    kCommunicationDomain);
+  std::vector<Value*> found = c.none();
+  std::copy(made.begin(), made.end(), found.begin());
   return found;
 }
 
@@ -34,6 +49,7 @@ std::vector<Value*> range_gradient(GradientContext& c) {
 }  // namespace
 
 GradientRule attention_gradient(const std::string& name) {
+  if (name == "Attention") return attention_rule;
   return name == "RotaryEmbedding" ? rotary_gradient : nullptr;
 }
 

@@ -35,8 +35,16 @@ class ScoreFinder {
     return node;
   }
 
+  // A Dropout that drops nothing.
+  static bool keeps_all(const Node& dropout) {
+    double ratio = 0.5, training = 0;
+    const bool trains = dropout.input(2) && !(scalar_value(dropout.input(2), training) && training == 0);
+    return !trains || (scalar_value(dropout.input(1), ratio) && ratio == 0);
+  }
+
   // What lies between the softmax and the product with the values: casts, reshapes, and zeros in place of NaN. Null: something else.
   Value* before_result(Value* v) {
+    if (Node* dropout = taken(v, "Dropout")) return keeps_all(*dropout) ? dropout->inputs[0] : nullptr;
     if (Node* cast = taken(v, "Cast")) return cast->inputs[0];
     if (Node* reshape = taken(v, "Reshape")) return keeps_rows(*reshape) ? reshape->inputs[0] : nullptr;
     Node* where = taken(v, "Where");

@@ -9,6 +9,7 @@
 
 #include "graph/errors.h"
 #include "graph/passes.h"
+#include "graph/passes/broadcast_symbols.h"
 #include "graph/passes/shape_contents.h"
 #include "graph/symbolic.h"
 
@@ -142,6 +143,7 @@ class Engine {
   std::unordered_map<const Value*, std::unique_ptr<onnx::TensorProto>> tensors_;
   std::unordered_map<const Value*, std::unique_ptr<onnx::TensorShapeProto>> symbolic_;
   std::unordered_map<std::string, const onnx::OpSchema*> schemas_;
+  BroadcastSymbols broadcast_;
   int named_ = 0;  // dimensions that were given a symbol
 };
 
@@ -419,10 +421,15 @@ void Engine::refine(Node& node) {
 // A dimension of which nothing is known gets a symbol, so that arithmetic on it can cancel: [?, ?, 64] reshaped to its own first two
 // dimensions, -1 and 16 has 4 in the third. Not in bodies, where a value's size may change from one pass to the next.
 void Engine::name_unknown(Node& node) {
+  const auto fresh = [&] { return std::string(kUnknown) + std::to_string(++named_); };
   for (Value* v : node.outputs) {
     if (!v || !v->type.is_tensor() || !v->type.shape) continue;
-    for (Dim& d : *v->type.shape)
-      if (!d.known() && d.symbol.empty()) d.symbol = std::string(kUnknown) + std::to_string(++named_);
+    Shape& shape = *v->type.shape;
+    for (size_t d = 0; d < shape.size(); ++d) {
+      if (shape[d].known() || !shape[d].symbol.empty()) continue;
+      shape[d].symbol = broadcast_.find(node, shape.size() - 1 - d, fresh);
+      if (shape[d].symbol.empty()) shape[d].symbol = fresh();
+    }
   }
 }
 

@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "graph/communication_schemas.h"
 #include "graph/errors.h"
 #include "graph/passes.h"
 #include "graph/training/spec.h"
@@ -79,6 +80,12 @@ class LossWriter {
   }
   Value* total(Value* value, const std::string& name) { return add("ReduceSum", {value}, name, {{"keepdims", int64_t{0}}}); }
 
+  Value* add_own(const std::string& op, std::vector<Value*> inputs, const std::string& name, std::vector<Attribute> attributes) {
+    return graph_.add_node(op, std::move(inputs), {graph_.fresh_name("loss/" + name)}, std::move(attributes), kCommunicationDomain)
+        ->outputs[0];
+  }
+
+  Value* output() { return output_; }
   // The output in the type that losses are computed in.
   Value* wide_output() { return output_->type.dtype == type_ ? output_ : cast(output_, type_, "output"); }
   const Shape& shape() const { return *output_->type.shape; }
@@ -118,7 +125,30 @@ Classes make_classes(LossWriter& w, const LossSpec& spec, Value* target) {
   return classes;
 }
 
-void softmax_cross_entropy(LossWriter& w, const LossSpec& spec, LossValues& loss) {
+// The same by one operator for the rows.
+void row_cross_entropy(LossWriter& w, const LossSpec& spec, LossValues& loss) {
+  Shape target_shape = w.shape();
+  const int64_t classes = target_shape.back().value;
+  target_shape.pop_back();
+  loss.target = w.target(DType::int64, target_shape);
+  std::vector<Attribute> attributes;
+  if (spec.label_smoothing > 0) attributes.push_back({"label_smoothing", static_cast<float>(spec.label_smoothing)});
+  if (spec.ignore_index) attributes.push_back({"ignore_index", *spec.ignore_index});
+  Value* rows = w.add("Reshape", {w.output(), w.integers(make_int64s({-1, classes}), "rows")}, "rows");
+  Value* targets = w.add("Reshape", {loss.target, w.integers(make_int64s({-1}), "flat")}, "targets");
+  loss.sum = w.total(w.add_own("CrossEntropy", {rows, targets}, "cross_entropy", std::move(attributes)), "sum");
+  if (spec.ignore_index) {
+    Value* ignored = w.add("Equal", {targets, w.integers(make_int64(*spec.ignore_index), "ignore_index")}, "ignored");
+    loss.count = w.total(w.cast(w.add("Not", {ignored}, "valid"), DType::int64, "valid_number"), "count");
+  } else {
+    loss.count = w.add("Size", {loss.target}, "count");
+  }
+}
+
+void softmax_cross_entropy(LossWriter& w, const LossSpec& spec, LossForm form, LossValues& loss) {
+  if (form == LossForm::rows && w.type() == DType::float32 && w.shape().back().known() && w.shape().back().value > 0)
+    return row_cross_entropy(w, spec, loss);
+
   Shape target_shape = w.shape();
   target_shape.pop_back();
   loss.target = w.target(DType::int64, target_shape);
@@ -241,7 +271,7 @@ LossSpec parse_loss(const std::string& text) {
   return loss;
 }
 
-LossValues append_loss(Model& model, const LossSpec& spec, const LossBatch& batch) {
+LossValues append_loss(Model& model, const LossSpec& spec, const LossBatch& batch, LossForm form) {
   Graph& graph = *model.graph;
   const auto opset = model.opsets.find("");
   if (opset == model.opsets.end() || opset->second < 18)
@@ -250,10 +280,12 @@ LossValues append_loss(Model& model, const LossSpec& spec, const LossBatch& batc
   if (!output->type.shape) infer_shapes(model);
   check_output(*output, spec);
 
+  register_communication_schemas();
+  if (form == LossForm::rows) model.opsets[kCommunicationDomain] = 1;
   LossWriter writer(graph, output);
   LossValues loss;
   if (spec.kind == Kind::softmax_cross_entropy) {
-    softmax_cross_entropy(writer, spec, loss);
+    softmax_cross_entropy(writer, spec, form, loss);
   } else if (spec.kind == Kind::output) {
     own_output(writer, spec, batch, loss);
   } else {

@@ -43,6 +43,10 @@ struct LossValues {
   Value* loss = nullptr;    // like `sum`: sum / count, or the sum. 0 where nothing counts (PyTorch: NaN)
 };
 
+// How a softmax cross-entropy is written: as `rows`, CrossEntropy of ai.fretsaw, which reads the output once and as it is, where that has
+// at most 32 bits and a known number of classes; or in `operators` that can be divided along the classes.
+enum class LossForm : uint8_t { operators, rows };
+
 // Adds the input "target", the nodes, and the outputs "loss_sum", "loss_count" and "loss" (the first free names of that kind). The model is
 // normalised (passes.h) and has its final precision: half-precision outputs are taken to float32 first, and so are the sums.
 // Leaves inferred types.
@@ -58,7 +62,7 @@ struct LossValues {
 //                           counts as many times as there are samples
 //
 // Throws Error naming the output that is not there or has not the shape or type for the loss.
-LossValues append_loss(Model& model, const LossSpec& spec, const LossBatch& batch = {});
+LossValues append_loss(Model& model, const LossSpec& spec, const LossBatch& batch = {}, LossForm form = LossForm::operators);
 
 // What the gradient of `sum` over the whole batch is divided by: the whole count, or 1 with reduction=sum. Never 0.
 double loss_divisor(const LossSpec& spec, int64_t count);

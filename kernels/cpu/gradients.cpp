@@ -135,6 +135,8 @@ void register_gradients(KernelRegistry& registry) {
   register_pooling_gradients(registry);
   register_normalization_gradients(registry);
   register_loss_gradients(registry);
+  register_cross_entropy(registry);
+  register_attention_gradient(registry);
 }
 
 }  // namespace fretsaw

@@ -14,7 +14,9 @@ void register_summing_gradients(KernelRegistry& registry);      // gradients.cpp
 void register_convolution_gradients(KernelRegistry& registry);  // ConvGradInput, ConvGradWeight
 void register_pooling_gradients(KernelRegistry& registry);      // MaxPoolGrad, AveragePoolGrad
 void register_normalization_gradients(
-    KernelRegistry& registry);                           // BatchNormalizationGrad, LayerNormalizationGrad, RMSNormalizationGrad, ...
-void register_loss_gradients(KernelRegistry& registry);  // SoftmaxCrossEntropyLossGrad, NegativeLogLikelihoodLossGrad
+    KernelRegistry& registry);                               // BatchNormalizationGrad, LayerNormalizationGrad, RMSNormalizationGrad, ...
+void register_attention_gradient(KernelRegistry& registry);  // AttentionGrad
+void register_cross_entropy(KernelRegistry& registry);       // CrossEntropy, CrossEntropyGrad
+void register_loss_gradients(KernelRegistry& registry);      // SoftmaxCrossEntropyLossGrad, NegativeLogLikelihoodLossGrad
 
 }  // namespace fretsaw

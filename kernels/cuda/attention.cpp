@@ -146,6 +146,20 @@ void lay_out_scratch(Plan& plan, bool owns_k, bool owns_v, bool fused) {
   plan.work_at = end;
 }
 
+// cuDNN reads and writes 16 bytes at once.
+bool lies_even(const Plan& plan) {
+  const AttentionProblem& p = plan.p;
+  for (const HeadStrides& at : {p.q_at, p.k_at, p.v_at, p.y_at})
+    if (at.batch % 8 || at.head % 8 || at.row % 8) return false;
+  return plan.q.offset % 8 == 0 && plan.fresh_k.offset % 8 == 0 && plan.fresh_v.offset % 8 == 0;
+}
+
+bool suits_fused(const Plan& plan) {
+  const AttentionProblem& p = plan.p;
+  return (p.type == DType::float16 || p.type == DType::bfloat16) && p.softcap == 0 && p.S > 4 && p.T > 0 && p.B > 0 && p.D > 0 && p.V > 0 &&
+         p.D % 8 == 0 && p.V % 8 == 0 && std::max(p.D, p.V) <= 256 && lies_even(plan);
+}
+
 class AttentionKernel {
  public:
   explicit AttentionKernel(const CompileContext& c) : settings_(c.node()) {
@@ -201,18 +215,6 @@ class AttentionKernel {
   }
   static const void* first_of(const TensorView& x, const Heads& heads) { return offset_by(x.data, heads.offset, x.dtype); }
 
-  static bool suits_fused(const Plan& plan) {
-    const AttentionProblem& p = plan.p;
-    return (p.type == DType::float16 || p.type == DType::bfloat16) && p.softcap == 0 && p.S > 4 && p.T > 0 && p.B > 0 && p.D > 0 &&
-           p.V > 0 && p.D % 8 == 0 && p.V % 8 == 0 && std::max(p.D, p.V) <= 256 && lies_even(plan);
-  }
-  // cuDNN reads and writes 16 bytes at once.
-  static bool lies_even(const Plan& plan) {
-    const AttentionProblem& p = plan.p;
-    for (const HeadStrides& at : {p.q_at, p.k_at, p.v_at, p.y_at})
-      if (at.batch % 8 || at.head % 8 || at.row % 8) return false;
-    return plan.q.offset % 8 == 0 && plan.fresh_k.offset % 8 == 0 && plan.fresh_v.offset % 8 == 0;
-  }
   Way way_of(const Plan& plan) const {
     if (fused_) return Way::fused;
     if (takes_decode_attention(plan.p)) return Way::decode;
@@ -272,6 +274,13 @@ CompiledKernel make_attention(const CompileContext& c) {
 }
 
 }  // namespace
+
+AttentionForm attention_form(const AttentionSettings& settings, const Dims& q, const Dims& k, const Dims& v, const Dims& mask, DType type,
+                             DType mask_type) {
+  const InputDims in{q, k, v, mask, {}, {}};
+  const Plan plan = plan_of(settings, operands_of(in, settings), in, type, mask_type, false, false);
+  return {plan.p, plan.masks, plan.y, suits_fused(plan)};
+}
 
 void register_attention(KernelRegistry& registry) {
   registry.add({.op = "Attention", .make = make_attention, .unsupported = unsupported});

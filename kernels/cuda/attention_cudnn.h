@@ -2,6 +2,7 @@
 #pragma once
 #include <memory>
 
+#include "kernels/cpu/attention_settings.h"
 #include "kernels/cuda/attention.h"
 
 namespace fretsaw::cuda {
@@ -14,6 +15,16 @@ struct FusedAttentionMasks {
   int bias_batches = 0, bias_heads = 0;  // bias [batches, heads, S, bias_row] in q's type, of which T columns count; 0: no bias
   int64_t bias_row = 0;
 };
+
+// An Attention without cache and lengths, by its operands' dimensions (`mask`: empty for none), without addresses.
+struct AttentionForm {
+  AttentionProblem p;
+  FusedAttentionMasks masks;
+  Dims y;                    // of the result
+  bool suits_fused = false;  // sizes and types that cuDNN's attention takes
+};
+AttentionForm attention_form(const AttentionSettings& settings, const Dims& q, const Dims& k, const Dims& v, const Dims& mask, DType type,
+                             DType mask_type);
 
 class FusedAttention {
  public:

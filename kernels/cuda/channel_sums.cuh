@@ -1,18 +1,12 @@
 // Sums over the elements of each channel of an image, read once: for BatchNormalization by the batch's statistics, and its gradient.
 //
-// Sums are of differences from a number near the channel's mean, so that squares lose nothing; those of a thread are taken in float32, and
-// joined in double in an order that the shape alone decides.
+// A thread sums differences from the first element that it meets, in float32, so that squares lose nothing. They are joined in double as
+// differences from the channel's first element, in an order that the shape and the number of multiprocessors alone decide.
 #pragma once
-#include <algorithm>
-
 #include "kernels/cuda/block_reduce.cuh"
-#include "kernels/cuda/cuda.h"
-#include "kernels/cuda/element_packs.cuh"
-#include "kernels/cuda/fold_plan.h"
+#include "kernels/cuda/channel_pixels.cuh"
 
 namespace fretsaw::cuda {
-
-constexpr int kChannelThreads = 256;
 
 // X [N, C, cells], or [N, cells, C] where `last`.
 struct ChannelShape {
@@ -37,148 +31,195 @@ struct ChannelShape {
   }
 };
 
-// With d = x - origin: the sums of d and d d; of the gradient's elements g, and of g d.
-template <typename Number>
-struct ChannelSums {
-  Number d, dd, g, gd;
+// With d = x - origin: the sums of d and d d; with kGradient also those of the gradient's elements g, and of g d.
+enum SumOf { kOfD, kOfDD, kOfG, kOfGD };
+template <typename Number, bool kGradient>
+struct alignas(2 * sizeof(Number)) ChannelSums {
+  static constexpr int kCount = kGradient ? 4 : 2;
+  Number of[kCount];
 };
 struct AddSums {
-  __device__ void operator()(ChannelSums<double>& a, const ChannelSums<double>& b) const {
-    a.d += b.d, a.dd += b.dd, a.g += b.g, a.gd += b.gd;
+  template <typename Sums>
+  __device__ void operator()(Sums& a, const Sums& b) const {
+#pragma unroll
+    for (int k = 0; k < Sums::kCount; ++k) a.of[k] += b.of[k];
   }
 };
 
-// The mean of some of the channel's elements.
-template <typename T>
-__device__ WideOf<T> channel_origin(const T* x, const ChannelShape& shape, int64_t channel) {
-  constexpr int kSamples = 8;
-  const int64_t count = shape.count(), step = (count + kSamples - 1) / kSamples;
-  WideOf<T> sum = 0;
-  int taken = 0;
+template <bool kGradient, typename Wide>
+__device__ __forceinline__ void add_element(ChannelSums<Wide, kGradient>& sums, Wide d, Wide g) {
+  sums.of[kOfD] += d, sums.of[kOfDD] += d * d;
+  if constexpr (kGradient) sums.of[kOfG] += g, sums.of[kOfGD] += g * d;
+}
+// The sums of n elements, whose differences were from base + shift, as of differences from base.
+template <typename Wide, bool kGradient>
+__device__ ChannelSums<double, kGradient> shifted(const ChannelSums<Wide, kGradient>& sums, double n, double shift) {
+  ChannelSums<double, kGradient> out;
 #pragma unroll
-  for (int i = 0; i < kSamples; ++i) {
-    if (i * step >= count) continue;
-    sum += widen(x[shape.place(channel, i * step)]);
-    ++taken;
-  }
-  return sum / static_cast<WideOf<T>>(taken);
-}
-
-template <bool kGradient, typename T>
-__device__ __forceinline__ void add_element(ChannelSums<WideOf<T>>& sums, WideOf<T> d, T g) {
-  sums.d += d, sums.dd += d * d;
-  if constexpr (kGradient) sums.g += widen(g), sums.gd += widen(g) * d;
-}
-template <typename Wide>
-__device__ ChannelSums<double> doubled(const ChannelSums<Wide>& s) {
-  return {static_cast<double>(s.d), static_cast<double>(s.dd), static_cast<double>(s.g), static_cast<double>(s.gd)};
+  for (int k = 0; k < out.kCount; ++k) out.of[k] = static_cast<double>(sums.of[k]);
+  out.of[kOfDD] += shift * (2 * out.of[kOfD] + n * shift);
+  out.of[kOfD] += n * shift;
+  if constexpr (kGradient) out.of[kOfGD] += shift * out.of[kOfG];
+  return out;
 }
 
 // A block takes the part blockIdx.y of channel blockIdx.x, whose rows of cells are read in packs of V. dy: null without kGradient.
+// parts [C, gridDim.y].
 template <typename T, int V, bool kGradient>
 __global__ void __launch_bounds__(kChannelThreads)
-    sum_planes(const T* x, const T* dy, ChannelShape shape, int64_t part, ChannelSums<double>* parts) {
-  __shared__ ChannelSums<double> shared[kChannelThreads / 32];
+    sum_planes(const T* x, const T* dy, ChannelShape shape, int64_t part, ChannelSums<double, kGradient>* parts) {
+  let_later_begin();
+  wait_for_earlier();
+  using Sums = ChannelSums<double, kGradient>;
+  __shared__ Sums shared[kChannelThreads / 32];
   const int64_t channel = blockIdx.x, end = min(shape.count(), (int64_t{blockIdx.y} + 1) * part);
-  const WideOf<T> origin = channel_origin(x, shape, channel);
-  ChannelSums<WideOf<T>> sums{};
+  const int64_t first = int64_t{blockIdx.y} * part + int64_t{threadIdx.x} * V;
+  const WideOf<T> base = widen(x[shape.place(channel, 0)]), origin = first < end ? widen(x[shape.place(channel, first)]) : base;
+  ChannelSums<WideOf<T>, kGradient> sums{};
+  int taken = 0;
 #pragma unroll 4
-  for (int64_t e = int64_t{blockIdx.y} * part + int64_t{threadIdx.x} * V; e < end; e += kChannelThreads * V) {
+  for (int64_t e = first; e < end; e += kChannelThreads * V, taken += V) {
     const int64_t at = shape.place(channel, e);
     const auto from = *reinterpret_cast<const Lanes<T, V>*>(x + at);
-    Lanes<T, V> g;
+    Lanes<T, V> g{};
     if constexpr (kGradient) g = *reinterpret_cast<const Lanes<T, V>*>(dy + at);
 #pragma unroll
-    for (int v = 0; v < V; ++v) add_element<kGradient, T>(sums, widen(from.at[v]) - origin, g.at[v]);
+    for (int v = 0; v < V; ++v) add_element<kGradient>(sums, widen(from.at[v]) - origin, widen(g.at[v]));
   }
-  const ChannelSums<double> all = join_group(doubled(sums), ChannelSums<double>{}, shared, AddSums{});
-  if (threadIdx.x == 0) parts[int64_t{blockIdx.y} * shape.C + channel] = all;
+  const double shift = static_cast<double>(origin) - static_cast<double>(base);
+  const Sums all = join_group(shifted(sums, taken, shift), Sums{}, shared, AddSums{});
+  if (threadIdx.x == 0) parts[channel * gridDim.y + blockIdx.y] = all;
 }
 
-// Channels last: threadIdx.x takes V neighbouring channels, threadIdx.y the pixels of part blockIdx.y.
-template <typename T, int V, bool kGradient>
-__global__ void __launch_bounds__(kChannelThreads)
-    sum_pixels(const T* x, const T* dy, ChannelShape shape, int64_t part, ChannelSums<double>* parts) {
-  __shared__ ChannelSums<double> shared[kChannelThreads];
-  const int64_t channel = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * V;
-  const bool real = channel < shape.C;
-  WideOf<T> origins[V];
-  ChannelSums<WideOf<T>> sums[V] = {};
-  if (real) {
+// Writes what a block of a pixel grid has summed: of(v) gives this thread's sums of the v-th of its channels.
+template <int V, bool kGradient, typename Of>
+__device__ __forceinline__ void write_pixel_sums(int64_t C, ChannelSums<double, kGradient>* parts, const Of& of) {
+  using Sums = ChannelSums<double, kGradient>;
+  constexpr int kTogether = V > 1 ? 2 : 1, kRows = kTogether * Sums::kCount, kWarps = kChannelThreads / 32;
+  __shared__ double shared[kRows][kWarps][32];
+  const int width = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.y) * width + static_cast<int>(threadIdx.x);
 #pragma unroll
-    for (int v = 0; v < V; ++v) origins[v] = channel_origin(x, shape, channel + v);
-    const int64_t end = min(shape.count(), (int64_t{blockIdx.y} + 1) * part);
-#pragma unroll 4
-    for (int64_t e = int64_t{blockIdx.y} * part + threadIdx.y; e < end; e += blockDim.y) {
-      const int64_t at = e * shape.C + channel;
-      const auto from = *reinterpret_cast<const Lanes<T, V>*>(x + at);
-      Lanes<T, V> g;
-      if constexpr (kGradient) g = *reinterpret_cast<const Lanes<T, V>*>(dy + at);
+  for (int from = 0; from < V; from += kTogether) {
+    if (from > 0) __syncthreads();
 #pragma unroll
-      for (int v = 0; v < V; ++v) add_element<kGradient, T>(sums[v], widen(from.at[v]) - origins[v], g.at[v]);
+    for (int k = 0; k < kTogether; ++k) {
+      Sums sums = of(from + k);
+      for (int mask = width; mask < 32; mask *= 2) AddSums{}(sums, shuffle_xor(sums, mask));
+      if (thread % 32 >= width) continue;
+#pragma unroll
+      for (int q = 0; q < Sums::kCount; ++q) shared[k * Sums::kCount + q][thread / 32][thread % 32] = sums.of[q];
     }
-  }
+    __syncthreads();
+    // A thread adds up one number of one channel over the warps.
+    const int row = thread / width, column = thread % width;
+    const int64_t channel = (int64_t{blockIdx.x} * width + column) * V + from + row / Sums::kCount;
+    if (row >= kRows || channel >= C) continue;
+    double total = 0;
 #pragma unroll
-  for (int v = 0; v < V; ++v) {
-    const ChannelSums<double> all = join_column(doubled(sums[v]), shared, AddSums{});
-    if (real && threadIdx.y == 0) parts[int64_t{blockIdx.y} * shape.C + channel + v] = all;
+    for (int w = 0; w < kWarps; ++w) total += shared[row][w][column];
+    parts[channel * gridDim.y + blockIdx.y].of[row % Sums::kCount] = total;
   }
+}
+
+// How many blocks of sum_pixels run at once on a multiprocessor.
+template <bool kGradient>
+constexpr int kSumBlocks = kGradient ? 2 : 3;
+
+// Channels last. parts [C, gridDim.y].
+template <typename T, int V, bool kGradient>
+__global__ void __launch_bounds__(kChannelThreads, kSumBlocks<kGradient>)
+    sum_pixels(const T* x, const T* dy, ChannelShape shape, int64_t, ChannelSums<double, kGradient>* parts) {
+  let_later_begin();
+  wait_for_earlier();
+  const int64_t channel = pixel_channel<V>(), pixels = shape.count(), first = first_pixel(), step = pixel_step();
+  using Wide = WideOf<T>;
+  Wide origins[V] = {};
+  ChannelSums<Wide, kGradient> sums[V] = {};
+  double taken = 0;
+  if (channel < shape.C && first < pixels) {
+    const T *own_x = x + channel, *own_dy = dy + channel;
+    taken = static_cast<double>((pixels - first + step - 1) / step);
+    unpack<T, V>(hold<T, V>(own_x + first * shape.C), origins);
+    Held<T, V> from[kPixelBatch], g[kPixelBatch];
+    each_pixel<false>(
+        pixels, shape.C,
+        [&](int b, int64_t at) {
+          from[b] = hold<T, V>(own_x + at);
+          if constexpr (kGradient) g[b] = hold<T, V>(own_dy + at);
+        },
+        [&](int b, int64_t) {
+          Wide values[V], gradients[V] = {};
+          unpack<T, V>(from[b], values);
+          if constexpr (kGradient) unpack<T, V>(g[b], gradients);
+#pragma unroll
+          for (int v = 0; v < V; ++v) add_element<kGradient>(sums[v], values[v] - origins[v], gradients[v]);
+        });
+  }
+  Wide base[V] = {};
+  if (taken > 0) unpack<T, V>(hold<T, V>(x + channel), base);
+  write_pixel_sums<V>(shape.C, parts,
+                      [&](int v) { return shifted(sums[v], taken, static_cast<double>(origins[v]) - static_cast<double>(base[v])); });
 }
 
 // What is known of a channel when all of it was read.
 struct ChannelFacts {
   double mean, variance;  // the population's
-  double g, along;        // the sums of g and of g (x - mean)
+  double g, along;        // with the gradient: the sums of g and of g (x - mean)
 };
 
 // A warp joins the parts of one channel; f(channel, facts) in its first lane.
-template <typename T, typename F>
-__device__ void with_channel_facts(const T* x, const ChannelShape& shape, const ChannelSums<double>* parts, int part_count, const F& f) {
+template <bool kGradient, typename T, typename F>
+__device__ void with_channel_facts(const T* x, const ChannelShape& shape, const ChannelSums<double, kGradient>* parts, int part_count,
+                                   const F& f) {
   const int64_t channel = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32;
   if (channel >= shape.C) return;
   const int lane = static_cast<int>(threadIdx.x % 32);
-  ChannelSums<double> sums{};
-  for (int p = lane; p < part_count; p += 32) AddSums{}(sums, parts[p * shape.C + channel]);
+  const double base = static_cast<double>(widen(x[shape.place(channel, 0)]));
+  ChannelSums<double, kGradient> sums{};
+#pragma unroll 8
+  for (int p = lane; p < part_count; p += 32) AddSums{}(sums, parts[channel * part_count + p]);
   sums = join_lanes(sums, 32, AddSums{});
   if (lane != 0) return;
   const auto count = static_cast<double>(shape.count());
-  const double shift = sums.d / count, variance = sums.dd / count - shift * shift;
-  const double mean = static_cast<double>(channel_origin(x, shape, channel)) + shift;
-  f(channel, ChannelFacts{mean, variance < 0 ? 0 : variance, sums.g, sums.gd - shift * sums.g});
+  const double shift = sums.of[kOfD] / count, variance = sums.of[kOfDD] / count - shift * shift;
+  ChannelFacts facts{base + shift, variance < 0 ? 0 : variance, 0, 0};
+  if constexpr (kGradient) facts.g = sums.of[kOfG], facts.along = sums.of[kOfGD] - shift * sums.of[kOfG];
+  f(channel, facts);
 }
 
 // How the sums of x are spread: `parts` for each channel.
 struct ChannelLaunch {
-  dim3 grid, threads;
-  int64_t part = 1;  // elements of a channel
+  PixelGrid grid;
+  int64_t part = 1;  // elements of a channel; unused where the channels are last
   int parts = 1;
   bool packed = false;
 };
-inline ChannelLaunch channel_launch(const ChannelShape& shape, int pack, bool aligned, int multiprocessors) {
+template <bool kGradient>
+ChannelLaunch channel_launch(const ChannelShape& shape, int pack, bool aligned, int multiprocessors) {
   ChannelLaunch launch;
   launch.packed = aligned && (shape.last ? shape.C : shape.cells.divisor) % pack == 0;
-  const int64_t v = launch.packed ? pack : 1, count = shape.count();
-  int64_t x = kChannelThreads, y = 1, across = shape.C, step = kChannelThreads * v;
+  const int v = launch.packed ? pack : 1;
+  const int64_t count = shape.count();
   if (shape.last) {
-    x = std::min<int64_t>(32, power_of_two_from((shape.C + v - 1) / v));
-    y = kChannelThreads / x;
-    across = (shape.C + x * v - 1) / (x * v);
-    step = y;
+    launch.grid = pixel_grid(count, shape.C, v, int64_t{kSumBlocks<kGradient>} * multiprocessors);
+    launch.parts = static_cast<int>(launch.grid.blocks.y);
+    return launch;
   }
-  const int64_t wanted = std::max<int64_t>(int64_t{8} * multiprocessors / across, 1), most = std::max<int64_t>(count / (step * 8), 1);
-  const int64_t even = (count + std::min({wanted, most, int64_t{1024}}) - 1) / std::min({wanted, most, int64_t{1024}});
+  const int64_t step = int64_t{kChannelThreads} * v, wanted = std::max<int64_t>(int64_t{8} * multiprocessors / shape.C, 1);
+  const int64_t pieces = std::min({wanted, std::max<int64_t>(count / (step * 8), 1), int64_t{1024}}), even = (count + pieces - 1) / pieces;
   launch.part = (even + step - 1) / step * step;
   launch.parts = static_cast<int>((count + launch.part - 1) / launch.part);
-  launch.grid = dim3(static_cast<unsigned>(across), static_cast<unsigned>(launch.parts));
-  launch.threads = dim3(static_cast<unsigned>(x), static_cast<unsigned>(y));
+  launch.grid = {dim3(static_cast<unsigned>(shape.C), static_cast<unsigned>(launch.parts)), dim3(kChannelThreads)};
   return launch;
 }
 
 template <bool kGradient, typename T>
-void sum_channels(const ChannelLaunch& launch, const T* x, const T* dy, const ChannelShape& shape, ChannelSums<double>* parts,
+void sum_channels(const ChannelLaunch& launch, const T* x, const T* dy, const ChannelShape& shape, ChannelSums<double, kGradient>* parts,
                   cudaStream_t stream) {
   constexpr int V = kPackOf16<T>;
-  const auto start = [&](auto kernel) { kernel<<<launch.grid, launch.threads, 0, stream>>>(x, dy, shape, launch.part, parts); };
+  const auto start = [&](auto kernel) {
+    launch_dependent(kernel, launch.grid.blocks, launch.grid.threads, stream, x, dy, shape, launch.part, parts);
+  };
   if (shape.last)
     launch.packed ? start(sum_pixels<T, V, kGradient>) : start(sum_pixels<T, 1, kGradient>);
   else

@@ -36,6 +36,8 @@ void register_gradients(KernelRegistry& registry) {
   cuda::register_batch_normalization_gradient(registry);
   cuda::register_row_normalization_gradients(registry);
   cuda::register_loss_gradients(registry);
+  cuda::register_attention_gradient(registry);
+  cuda::register_cross_entropy(registry);
   registry.add(dropout_mask());
 }
 

@@ -112,6 +112,90 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// --- maximum of 3 by 3 cells, two cells apart (ResNet's first), channels last ---
+
+constexpr int kNoTap = 255;
+
+// The same taps as choose_taps.
+template <typename T, int V>
+__global__ void __launch_bounds__(kThreads)
+    choose_taps_of_3x3(uint32_t threads, uint32_t packs, PoolWindow w, const Lanes<T, V>* x, Lanes<uint8_t, V>* taps) {
+  const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
+  if (i >= threads) return;
+  const uint32_t pack = i % packs, cell = i / packs, column = cell % w.out[2], line = cell / w.out[2];
+  const int top = static_cast<int>(line % w.out[1]) * 2 - w.begin[1], left = static_cast<int>(column) * 2 - w.begin[2];
+  const Lanes<T, V>* plane = x + int64_t{line / w.out[1]} * w.in_cells() * packs + pack;
+  Lanes<T, V> values[9];
+  bool inside[9];
+#pragma unroll
+  for (int tap = 0; tap < 9; ++tap) {
+    const int row = top + tap / 3, at = left + tap % 3;
+    inside[tap] = row >= 0 && row < w.in[1] && at >= 0 && at < w.in[2];
+    if (inside[tap]) values[tap] = plane[(int64_t{row} * w.in[2] + at) * packs];
+  }
+  WideOf<T> best[V];
+  Lanes<uint8_t, V> chosen{};
+  bool first = true;
+#pragma unroll
+  for (int tap = 0; tap < 9; ++tap) {
+    if (!inside[tap]) continue;
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      const WideOf<T> value = widen(values[tap].at[v]);
+      if (first || is_greater(value, best[v])) best[v] = value, chosen.at[v] = static_cast<uint8_t>(tap);
+    }
+    first = false;
+  }
+  taps[i] = chosen;
+}
+
+// A thread gives back to the cells (2m, 2n) to (2m + 1, 2n + 1), counted with the padding before them. The windows over them are those of
+// rows m - 1 and m, columns n - 1 and n, and a cell of an even row meets tap row 2 of the first and 0 of the second, one of an odd row tap
+// row 1 of the second. squares: how many m and n there are. Sums are in the order of return_to_taps.
+template <typename T, int V>
+__global__ void __launch_bounds__(kThreads) return_to_3x3(uint32_t threads, uint32_t packs, PoolWindow w, uint2 squares,
+                                                          const Lanes<T, V>* dy, const Lanes<uint8_t, V>* taps, Lanes<T, V>* dx) {
+  const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
+  if (i >= threads) return;
+  const uint32_t pack = i % packs, square = i / packs, line = square / squares.y, outer = line / squares.x;
+  const int n = static_cast<int>(square % squares.y), m = static_cast<int>(line % squares.x);
+  const int64_t windows = int64_t{outer} * w.out_cells() * packs + pack;
+  Lanes<T, V> g[2][2];
+  Lanes<uint8_t, V> chosen[2][2];
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const int row = m - 1 + k / 2, column = n - 1 + k % 2;
+    if (row >= 0 && row < w.out[1] && column >= 0 && column < w.out[2]) {
+      const int64_t at = windows + (int64_t{row} * w.out[2] + column) * packs;
+      g[k / 2][k % 2] = dy[at], chosen[k / 2][k % 2] = taps[at];
+    } else {
+#pragma unroll
+      for (int v = 0; v < V; ++v) g[k / 2][k % 2].at[v] = narrow<T>(0), chosen[k / 2][k % 2].at[v] = kNoTap;
+    }
+  }
+  const int64_t cells = int64_t{outer} * w.in_cells() * packs + pack;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const int odd_row = k / 2, odd_column = k % 2, row = 2 * m + odd_row - w.begin[1], column = 2 * n + odd_column - w.begin[2];
+    if (row < 0 || row >= w.in[1] || column < 0 || column >= w.in[2]) continue;
+    Lanes<T, V> out;
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      WideOf<T> sum = 0;
+#pragma unroll
+      for (int a = odd_row; a < 2; ++a) {
+#pragma unroll
+        for (int b = odd_column; b < 2; ++b) {
+          const int tap = (odd_row ? 1 : 2 - 2 * a) * 3 + (odd_column ? 1 : 2 - 2 * b);
+          if (chosen[a][b].at[v] == tap) sum += widen(g[a][b].at[v]);
+        }
+      }
+      out.at[v] = narrow<T>(sum);
+    }
+    dx[cells + (int64_t{row} * w.in[2] + column) * packs] = out;
+  }
+}
+
 // --- mean ---
 
 template <typename T, int V>
@@ -150,6 +234,29 @@ struct Operands {
   int64_t outer, channels;
 };
 
+// Whether it is such a maximum, small enough to be counted in 32 bits.
+bool is_3x3(const PoolWindow& w, int64_t threads) {
+  const bool fits = w.in[0] == 1 && w.out[0] == 1 && w.kernel[0] == 1 && w.begin[0] == 0 && threads < int64_t{1} << 31;
+  const auto is = [&](int d) { return w.kernel[d] == 3 && w.stride[d] == 2 && w.dilation[d] == 1 && w.begin[d] >= 0; };
+  return fits && is(1) && is(2);
+}
+
+template <typename T, int V>
+void launch_3x3(const PoolWindow& w, const Operands& o, cudaStream_t stream) {
+  using L = Lanes<T, V>;
+  using Taps = Lanes<uint8_t, V>;
+  const auto packs = static_cast<uint32_t>(o.channels / V), outputs = static_cast<uint32_t>(o.outer * w.out_cells() * packs);
+  choose_taps_of_3x3<T, V>
+      <<<blocks_for(outputs, kThreads), kThreads, 0, stream>>>(outputs, packs, w, static_cast<const L*>(o.x), static_cast<Taps*>(o.taps));
+  check_launch("choose_taps_of_3x3");
+  const auto pairs = [&](int d) { return static_cast<uint32_t>((w.in[d] - 1 + w.begin[d]) / 2 + 1); };
+  const uint2 squares = {pairs(1), pairs(2)};
+  const auto threads = static_cast<uint32_t>(o.outer * squares.x * squares.y * packs);
+  return_to_3x3<T, V><<<blocks_for(threads, kThreads), kThreads, 0, stream>>>(threads, packs, w, squares, static_cast<const L*>(o.dy),
+                                                                              static_cast<const Taps*>(o.taps), static_cast<L*>(o.dx));
+  check_launch("return_to_3x3");
+}
+
 template <typename T, int V, typename Tap>
 void launch_max(const PoolWindow& w, const Operands& o, cudaStream_t stream) {
   using L = Lanes<T, V>;
@@ -167,6 +274,9 @@ template <typename T, int V>
 void launch(const PoolWindow& w, const Operands& o, cudaStream_t stream) {
   using L = Lanes<T, V>;
   const int64_t packs = o.channels / V, inputs = o.outer * w.in_cells() * packs;
+  if constexpr (V > 1) {
+    if (o.x && is_3x3(w, inputs)) return launch_3x3<T, V>(w, o, stream);
+  }
   if (o.x && int64_t{w.kernel[0]} * w.kernel[1] * w.kernel[2] <= 256) return launch_max<T, V, uint8_t>(w, o, stream);
   if (o.x) return launch_max<T, V, int32_t>(w, o, stream);
   return_shares<T, V>

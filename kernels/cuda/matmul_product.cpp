@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "kernels/cuda/matmul_lt.h"
+#include "kernels/cuda/matmul_padding.h"
 #include "kernels/cuda/matmul_simple.h"
 #include "kernels/cuda/matmul_small.h"
 #include "kernels/cuda/matmul_tuning.h"
@@ -94,6 +95,7 @@ struct Product::Implementation {
 
   explicit Implementation(GpuDevice& device, ProductSpec given);
   void split_batches();
+  size_t staged_size() const { return choice.staged_rows > 0 ? in_blocks(staged_bytes(call, choice.staged_rows)) : 0; }
   void run_call(const ProductOperands& o, void* scratch, cudaStream_t stream);
 };
 
@@ -127,12 +129,15 @@ void Product::Implementation::run_call(const ProductOperands& o, void* scratch, 
     aligned = aligned && reinterpret_cast<uintptr_t>(p) % alignment == 0;
   if (choice.kind == ProductChoice::Kind::simple || !aligned) return run_simple_product(call, o, stream);
   if (choice.kind == ProductChoice::Kind::small) return run_small_product(call, o, multiprocessors, stream);
+  // In scratch memory: the workspace, the staged D, the padded operands.
+  char* staged = static_cast<char*>(scratch) + in_blocks(choice.algorithm.workspace);
+  const ProductOperands whole = choice.padded ? pad_operands(call, o, staged + staged_size(), stream) : o;
   if (choice.staged_rows > 0) {
-    void* staged = static_cast<char*>(scratch) + in_blocks(choice.algorithm.workspace);
-    FRETSAW_CUDA_CHECK(run_staged(call, choice.staged_rows, *lt, choice.algorithm, o, staged, scratch, stream));
+    const ProductSpec form = choice.padded ? padded_form(call) : call;
+    FRETSAW_CUDA_CHECK(run_staged(form, choice.staged_rows, *lt, choice.algorithm, whole, staged, scratch, stream));
     return;
   }
-  FRETSAW_CUDA_CHECK(lt->run(o, choice.algorithm, scratch, stream));
+  FRETSAW_CUDA_CHECK(lt->run(whole, choice.algorithm, scratch, stream));
   const int64_t batches = call.batches.empty() ? 1 : call.batches.front().count;
   if (choice.separate_epilogue) run_epilogue(call, call.bias ? o.bias : nullptr, o.d, batches * call.M, stream);
 }
@@ -143,8 +148,8 @@ Product::~Product() = default;
 size_t Product::scratch_bytes() const {
   const ProductChoice& choice = self_->choice;
   if (choice.kind != ProductChoice::Kind::lt) return 0;
-  if (choice.staged_rows == 0) return choice.algorithm.workspace;
-  return in_blocks(choice.algorithm.workspace) + staged_bytes(self_->call, choice.staged_rows);
+  if (choice.staged_rows == 0 && !choice.padded) return choice.algorithm.workspace;
+  return in_blocks(choice.algorithm.workspace) + self_->staged_size() + (choice.padded ? padded_bytes(self_->call) : 0);
 }
 
 void Product::run(const ProductOperands& o, void* scratch, cudaStream_t stream) {

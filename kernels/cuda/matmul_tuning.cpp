@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "kernels/cuda/disk_cache.h"
+#include "kernels/cuda/matmul_padding.h"
 #include "kernels/cuda/matmul_simple.h"
 #include "kernels/cuda/matmul_small.h"
 
@@ -14,9 +15,10 @@ namespace {
 
 constexpr int kCandidates = 16, kRepeats = 5;
 constexpr double kBegunEarlier = 2;  // us that a product of few rows gains where it begins beside the kernel before it, as no timing shows
-constexpr int64_t kFlushBytes = int64_t{96} << 20;                                 // more than the second-level caches of today's devices
-constexpr int64_t kLargestTimed = int64_t{4} << 30;                                // operands of more bytes: the heuristic's first guess
-constexpr const char *kSmall = "small 2", *kLt = "lt 1 ", *kStaged = "staged 2 ";  // the numbers change when their kernels do
+constexpr int64_t kFlushBytes = int64_t{96} << 20;    // more than the second-level caches of today's devices
+constexpr int64_t kLargestTimed = int64_t{16} << 30;  // operands of more bytes: the heuristic's first guess
+// The numbers change when their kernels do.
+constexpr const char *kSmall = "small 2", *kLt = "lt 1 ", *kStaged = "staged 2 ", *kPadded = "padded 1 ";
 constexpr int64_t kStagedParts[] = {256, 512};  // rows that are staged at a time: few enough to be copied from the second-level cache
 
 ProductSpec without_epilogue(ProductSpec spec) {
@@ -25,16 +27,22 @@ ProductSpec without_epilogue(ProductSpec spec) {
   return spec;
 }
 
+// Where the rows of D are no whole packs, cuBLASLt knows slow algorithms only, or none.
+bool takes_staging(const ProductSpec& spec) {
+  return spec.batches.empty() && spec.beta == 0 && spec.M > kSmallRows && spec.N != in_whole_packs(spec.N, spec.type);
+}
+
+// Whether a large product may be one of whole lines, where its own are none.
+bool takes_whole_lines(const ProductSpec& spec) {
+  return is_large_product(spec) && (takes_padding(spec) || takes_staging(spec));
+}
+
 std::string key_of(GpuDevice& device, const ProductSpec& spec, size_t alignment) {
   cudaDeviceProp properties;
   FRETSAW_CUDA_CHECK(cudaGetDeviceProperties(&properties, device.index()));
   return "cublasLt " + std::to_string(cublasLtGetVersion()) + "\n" + properties.name + " " + std::to_string(device.compute_capability()) +
-         " " + std::to_string(device.multiprocessors()) + "\n" + describe(spec) + " alignment " + std::to_string(alignment);
-}
-
-// Where the rows of D are no whole packs, cuBLASLt knows slow algorithms only, or none.
-bool takes_staging(const ProductSpec& spec) {
-  return spec.batches.empty() && spec.beta == 0 && spec.M > kSmallRows && spec.N != in_whole_packs(spec.N, spec.type);
+         " " + std::to_string(device.multiprocessors()) + "\n" + describe(spec) + " alignment " + std::to_string(alignment) +
+         (takes_whole_lines(spec) ? " in whole lines" : "");
 }
 
 // Memory for the operands, filled with numbers, and for what timing needs.
@@ -47,14 +55,21 @@ class Bench {
     if (spec.beta != 0) operands_.c = filled(spec.type, e.d);
     if (spec.bias) operands_.bias = filled(spec.type, spec.N);
     if (takes_staging(spec)) staged_ = allocate(staged_bytes(spec, spec.M));
+    if (takes_padding(spec)) padded_ = allocate(padded_bytes(spec));
     workspace_ = allocate(kProductWorkspace);
     flush_ = allocate(kFlushBytes);
   }
   static int64_t bytes_of(const ProductSpec& spec) {
     const ProductExtents e = extents_of(spec);
-    return (e.a + e.b + 2 * e.d) * (bits_of(spec.type) / 8) + e.d * 4 + kFlushBytes + static_cast<int64_t>(kProductWorkspace);
+    const auto of = [](DType type, int64_t count) { return static_cast<int64_t>(fretsaw::bytes_of(type, count)); };
+    int64_t bytes = of(spec.type, e.a + e.b) + of(output_type(spec), e.d) + kFlushBytes + static_cast<int64_t>(kProductWorkspace);
+    if (spec.beta != 0) bytes += of(spec.type, e.d);
+    if (takes_staging(spec)) bytes += static_cast<int64_t>(staged_bytes(spec, spec.M));
+    if (takes_padding(spec)) bytes += static_cast<int64_t>(padded_bytes(spec));
+    return bytes;
   }
   void* staged() const { return staged_.get(); }
+  void* padded() const { return padded_.get(); }
 
   // The median time of `work(operands, workspace, stream)` in us, with caches that hold other data; infinity where it fails.
   template <typename Work>
@@ -87,41 +102,52 @@ class Bench {
   GpuDevice& device_;
   cudaStream_t stream_;
   std::vector<std::shared_ptr<void>> memory_;
-  std::shared_ptr<void> workspace_, flush_, staged_;
+  std::shared_ptr<void> workspace_, flush_, staged_, padded_;
   ProductOperands operands_;
 };
 
 // One way to use cuBLASLt, with a name by which its choices are remembered.
 struct LtWay {
   std::string name = kLt;
-  ProductSpec spec;  // what cuBLASLt does of the product
+  ProductSpec form;  // the product, of padded operands where they are
   bool separate_epilogue = false;
   int64_t staged_rows = 0;
+  bool padded = false;
   std::unique_ptr<LtProduct> lt;
 };
 
-std::vector<LtWay> ways_of(GpuDevice& device, const ProductSpec& spec, size_t alignment) {
-  std::vector<LtWay> ways;
-  const auto add = [&](std::string name, const ProductSpec& own, int64_t d_row) -> LtWay& {
-    ways.push_back({std::move(name), own, false, 0, std::make_unique<LtProduct>(device, own, alignment, d_row)});
+// Adds the ways with operands of this form: with the bias and activation, or where cuBLASLt can't, with those in a kernel of their own;
+// and with a staged D.
+void add_ways(std::vector<LtWay>& ways, GpuDevice& device, const ProductSpec& form, size_t alignment, bool padded) {
+  const std::string prefix = padded ? kPadded : "";
+  const auto add = [&](const std::string& name, const ProductSpec& own, int64_t d_row) -> LtWay& {
+    ways.push_back({prefix + name, form, false, 0, padded, std::make_unique<LtProduct>(device, own, alignment, d_row)});
     return ways.back();
   };
-  const bool follows = spec.bias || spec.activation != ProductActivation::none;
-  if (follows && add(kLt, spec, spec.N).lt->candidates(1).empty()) ways.clear();
-  if (ways.empty()) add(kLt, follows ? without_epilogue(spec) : spec, spec.N).separate_epilogue = follows;
-  if (takes_staging(spec)) {
-    ProductSpec staged = spec;
-    staged.out = DType::undefined;
-    if (spec.b_columns >= staged_row(spec) && !spec.bias) staged.N = staged_row(spec);
-    std::vector<int64_t> parts = {spec.M};
-    for (int64_t rows : kStagedParts) {
-      if (rows < spec.M && spec.M % rows == 0) parts.push_back(rows);
-    }
-    for (int64_t rows : parts) {
-      staged.M = rows;
-      add(kStaged + std::to_string(rows) + " ", staged, staged_row(spec)).staged_rows = rows;
-    }
+  const bool follows = form.bias || form.activation != ProductActivation::none;
+  const bool fused = add(kLt, form, form.N).lt->candidates(1).size() > 0 || !follows;
+  if (!fused) {
+    ways.pop_back();
+    add(kLt, without_epilogue(form), form.N).separate_epilogue = true;
   }
+  if (!takes_staging(form)) return;
+  ProductSpec staged = form;
+  staged.out = DType::undefined;
+  if (form.b_columns >= staged_row(form) && !form.bias) staged.N = staged_row(form);
+  std::vector<int64_t> parts = {form.M};
+  for (int64_t rows : kStagedParts) {
+    if (rows < form.M && form.M % rows == 0) parts.push_back(rows);
+  }
+  for (int64_t rows : parts) {
+    staged.M = rows;
+    add(kStaged + std::to_string(rows) + " ", staged, staged_row(form)).staged_rows = rows;
+  }
+}
+
+std::vector<LtWay> ways_of(GpuDevice& device, const ProductSpec& spec, size_t alignment) {
+  std::vector<LtWay> ways;
+  add_ways(ways, device, spec, alignment, false);
+  if (takes_padding(spec)) add_ways(ways, device, padded_form(spec), alignment, true);
   return ways;
 }
 
@@ -131,9 +157,10 @@ class Race {
   Race(GpuDevice& device, const ProductSpec& spec) : device_(device), spec_(spec), bench_(device, spec) {}
 
   void add(const LtWay& way, const LtAlgorithm& algorithm) {
-    consider(way.name + to_text(algorithm), [&](const ProductOperands& o, void* workspace, cudaStream_t stream) {
+    consider(way.name + to_text(algorithm), [&](const ProductOperands& given, void* workspace, cudaStream_t stream) {
+      const ProductOperands o = way.padded ? pad_operands(spec_, given, bench_.padded(), stream) : given;
       if (way.staged_rows > 0)
-        return run_staged(spec_, way.staged_rows, *way.lt, algorithm, o, bench_.staged(), workspace, stream) == CUBLAS_STATUS_SUCCESS;
+        return run_staged(way.form, way.staged_rows, *way.lt, algorithm, o, bench_.staged(), workspace, stream) == CUBLAS_STATUS_SUCCESS;
       if (way.lt->run(o, algorithm, workspace, stream) != CUBLAS_STATUS_SUCCESS) return false;
       if (way.separate_epilogue) run_epilogue(spec_, spec_.bias ? o.bias : nullptr, o.d, extents_of(spec_).d / spec_.N, stream);
       return true;
@@ -164,7 +191,20 @@ class Race {
   double best_time_ = INFINITY;
 };
 
-// The choice as text: "small 2", "lt 1 <algorithm>", "staged 2 <rows> <algorithm>", or "simple".
+// What is taken where nothing is timed: large products in whole lines, others the heuristic's first.
+std::string guess(const ProductSpec& spec, const std::vector<std::pair<const LtWay*, LtAlgorithm>>& candidates) {
+  auto found = candidates.begin();
+  if (takes_whole_lines(spec)) {
+    const auto in_whole_lines = [&](const auto& c) {
+      return c.first->padded == takes_padding(spec) && (c.first->staged_rows > 0) == takes_staging(spec);
+    };
+    const auto better = std::find_if(candidates.begin(), candidates.end(), in_whole_lines);
+    if (better != candidates.end()) found = better;
+  }
+  return found->first->name + to_text(found->second);
+}
+
+// The choice as text: "small 2", "lt 1 <algorithm>", "staged 2 <rows> <algorithm>", "padded 1 " and one of these two, or "simple".
 std::string fastest(GpuDevice& device, const ProductSpec& spec, const std::vector<LtWay>& ways) {
   std::vector<std::pair<const LtWay*, LtAlgorithm>> candidates;
   for (const LtWay& way : ways) {
@@ -172,7 +212,7 @@ std::string fastest(GpuDevice& device, const ProductSpec& spec, const std::vecto
   }
   const bool small = takes_small_product(spec);
   if (candidates.empty()) return small ? kSmall : "simple";
-  const std::string first_guess = candidates.front().first->name + to_text(candidates.front().second);
+  const std::string first_guess = guess(spec, candidates);
   const int64_t bytes = Bench::bytes_of(spec);
   const bool timed = bytes <= kLargestTimed && bytes <= static_cast<int64_t>(device.free_bytes() / 2);
   if (!timed || (candidates.size() == 1 && !small)) return first_guess;
@@ -193,7 +233,7 @@ std::optional<ProductChoice> read_choice(const std::string& text, const ProductS
     std::optional<LtAlgorithm> algorithm = algorithm_of(text.substr(way.name.size()));
     if (!algorithm || !way.lt->accepts(*algorithm)) return std::nullopt;
     lt = std::move(way.lt);
-    return ProductChoice{ProductChoice::Kind::lt, *algorithm, way.separate_epilogue, way.staged_rows};
+    return ProductChoice{ProductChoice::Kind::lt, *algorithm, way.separate_epilogue, way.staged_rows, way.padded};
   }
   return std::nullopt;
 }

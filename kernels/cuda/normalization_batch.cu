@@ -5,7 +5,7 @@
 
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/element_copy.h"
-#include "kernels/cuda/element_packs.cuh"
+#include "kernels/cuda/channel_pixels.cuh"
 #include "kernels/cuda/normalization_batch.h"
 
 namespace fretsaw::cuda {
@@ -14,23 +14,68 @@ namespace {
 
 constexpr int kThreads = 256;
 
+// What is done with an element after its factors.
+template <typename T>
+struct After {
+  bool relu;
+
+  // Each node of the step rounds what it gives.
+  __device__ T operator()(WideOf<T> value, T residual, bool adds) const {
+    T rounded = narrow<T>(value);
+    if (adds) rounded = narrow<T>(widen(rounded) + widen(residual));
+    return relu && widen(rounded) < 0 ? narrow<T>(0) : rounded;
+  }
+};
+
 // factors [2, C]: what a channel is multiplied with, and what is added.
-template <typename T, int V, bool kLast>
-__global__ void __launch_bounds__(kThreads)
-    scale_channels(const T* x, T* y, int64_t count, WideDivider cells, WideDivider channels, const WideOf<T>* factors) {
+template <typename T, int V, bool kAdd>
+__global__ void __launch_bounds__(kThreads) scale_planes(const T* x, const T* residual, T* y, int64_t count, WideDivider cells,
+                                                         WideDivider channels, const WideOf<T>* factors, After<T> after) {
   const int64_t C = channels.divisor;
   for (int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * V; i < count; i += int64_t{gridDim.x} * kThreads * V) {
     const auto from = *reinterpret_cast<const Lanes<T, V>*>(x + i);
-    Lanes<T, V> to;
-    int64_t channel = kLast ? i : cells.quotient(i);
+    Lanes<T, V> other{}, to;
+    if constexpr (kAdd) other = *reinterpret_cast<const Lanes<T, V>*>(residual + i);
+    int64_t channel = cells.quotient(i);
     split_off(channels, channel);
+    const WideOf<T> factor = factors[channel], shift = factors[C + channel];
 #pragma unroll
-    for (int k = 0; k < V; ++k) {
-      const int64_t at = kLast ? channel + k : channel;
-      to.at[k] = narrow<T>(widen(from.at[k]) * factors[at] + factors[C + at]);
-    }
+    for (int k = 0; k < V; ++k) to.at[k] = after(widen(from.at[k]) * factor + shift, other.at[k], kAdd);
     *reinterpret_cast<Lanes<T, V>*>(y + i) = to;
   }
+}
+
+constexpr int kScaleBlocks = 3;  // of a multiprocessor
+
+// Channels last: a thread keeps the factors of its V channels. From the last pixel on: sums of the batch have read that one last.
+template <typename T, int V, bool kAdd>
+__global__ void __launch_bounds__(kChannelThreads, kScaleBlocks)
+    scale_pixels(const T* x, const T* residual, T* y, int64_t pixels, int64_t C, const WideOf<T>* factors, After<T> after) {
+  let_later_begin();
+  wait_for_earlier();
+  const int64_t channel = pixel_channel<V>();
+  if (channel >= C) return;
+  WideOf<T> factor[V], shift[V];
+#pragma unroll
+  for (int v = 0; v < V; ++v) factor[v] = factors[channel + v], shift[v] = factors[C + channel + v];
+  Held<T, V> from[kPixelBatch], other[kPixelBatch] = {};
+  x += channel, y += channel;
+  if constexpr (kAdd) residual += channel;
+  each_pixel<true>(
+      pixels, C,
+      [&](int b, int64_t at) {
+        from[b] = hold_last<T, V>(x + at);
+        if constexpr (kAdd) other[b] = hold_last<T, V>(residual + at);
+      },
+      [&](int b, int64_t at) {
+        WideOf<T> values[V];
+        unpack<T, V>(from[b], values);
+        Lanes<T, V> to, added;
+        memcpy(&added, &other[b], sizeof added);
+#pragma unroll
+        for (int v = 0; v < V; ++v) to.at[v] = after(values[v] * factor[v] + shift[v], added.at[v], kAdd);
+        *reinterpret_cast<Lanes<T, V>*>(y + at) = to;
+      });
 }
 
 template <typename Wide>
@@ -97,38 +142,42 @@ const Wide* factors_of_inputs(RunContext& r, int64_t C, Wide epsilon) {
   return factors;
 }
 
-template <typename T, bool kLast>
-void launch_scale(const TensorView& x, TensorView& y, int64_t C, int64_t cells, const WideOf<T>* factors, cudaStream_t stream) {
-  constexpr int V = kPackOf16<T>;
-  const auto launch = [&]<int kWidth>() {
-    scale_channels<T, kWidth, kLast><<<blocks_for(x.count(), kThreads, kWidth), kThreads, 0, stream>>>(
-        x.as<T>(), y.as<T>(), x.count(), WideDivider(cells), WideDivider(C), factors);
-  };
-  if ((kLast ? C : cells) % V == 0 && is_16_byte_aligned(x.data) && is_16_byte_aligned(y.data))
-    launch.template operator()<V>();
-  else
-    launch.template operator()<1>();
+template <typename T, int V, bool kAdd>
+void launch_scale(const RunContext& r, const TensorView& x, const T* residual, TensorView& y, const WideOf<T>* factors, bool relu) {
+  const int64_t C = x.rank() == 1 ? 1 : x.dims[1], cells = product(x.dims, 2, x.rank());
+  const After<T> after{relu};
+  if (x.layout == Layout::nhwc) {
+    const int64_t pixels = x.dims[0] * cells;
+    const PixelGrid grid = pixel_grid(pixels, C, V, int64_t{kScaleBlocks} * gpu(r).multiprocessors());
+    launch_dependent(scale_pixels<T, V, kAdd>, grid.blocks, grid.threads, stream_of(r), x.as<const T>(), residual, y.as<T>(), pixels, C,
+                     factors, after);
+  } else {
+    scale_planes<T, V, kAdd><<<blocks_for(x.count(), kThreads, V), kThreads, 0, stream_of(r)>>>(
+        x.as<T>(), residual, y.as<T>(), x.count(), WideDivider(cells), WideDivider(C), factors, after);
+  }
   check_launch("scale_channels");
 }
 
-void run_batch_norm(RunContext& r, float epsilon, const void* known_factors, int64_t known_channels) {
+void run_batch_norm(RunContext& r, float epsilon, const void* known_factors, int64_t known_channels, const NormFollowers& f) {
   const TensorView& x = r.input(0);
   require(x.rank() >= 1, "BatchNormalization of a scalar", "give it [N,C,D1,...]");
   const int64_t C = x.rank() == 1 ? 1 : x.dims[1];
   require(!known_factors || known_channels == C, "a parameter of BatchNormalization does not fit the channels", "give it [C]");
-  TensorView& y = r.output(0, x.dims, x.dtype, x.layout);
+  TensorView& y = r.output(static_cast<size_t>(f.outputs[0]), x.dims, x.dtype, x.layout);
   if (x.count() == 0) return;
   with_float_type(x.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     using Wide = WideOf<T>;
     const void* factors = known_factors;
     if (!factors) factors = factors_of_inputs<Wide>(r, C, static_cast<Wide>(epsilon));
-    scale_by_factors(x, y, factors, stream_of(r));
+    scale_by_factors(r, x, y, factors, f);
   });
 }
 
 CompiledKernel make_batch_norm(const CompileContext& c) {
-  if (c.node().get_int("training_mode", 0) != 0) return make_training_batch_norm(c);
+  NormFollowers f;
+  read_norm_followers(c, f);  // `unsupported_batch_norm` has seen that there is no reason against them
+  if (c.node().get_int("training_mode", 0) != 0) return make_training_batch_norm(c, f);
   const float epsilon = c.node().get_float("epsilon", 1e-5f);
   bool known = c.input_dtype(0) != DType::undefined;
   for (size_t i = 1; i < 5; ++i) known = known && c.constants[i] && c.constants[i]->data;
@@ -139,32 +188,40 @@ CompiledKernel make_batch_norm(const CompileContext& c) {
     factors = c.input_dtype(0) == DType::float64 ? constant_factors<double>(c, static_cast<double>(epsilon))
                                                  : constant_factors<float>(c, epsilon);
   }
-  CompiledKernel kernel{[=](RunContext& r) { run_batch_norm(r, epsilon, factors.get(), channels); }};
+  CompiledKernel kernel{[=](RunContext& r) { run_batch_norm(r, epsilon, factors.get(), channels, f); }};
   if (known) kernel.packed_inputs = {1, 2, 3, 4};
-  follow_layout(c, kernel);
+  take_norm_layouts(c, f, kernel);
   return kernel;
 }
 
 std::string unsupported_batch_norm(const CompileContext& c) {
-  return refuse_other_float_inputs(c);
+  NormFollowers f;
+  const std::string reason = refuse_other_float_inputs(c);
+  return reason.empty() ? read_norm_followers(c, f) : reason;
 }
 
 }  // namespace
 
-void scale_by_factors(const TensorView& x, TensorView& y, const void* factors, cudaStream_t stream) {
-  const int64_t C = x.rank() == 1 ? 1 : x.dims[1], cells = product(x.dims, 2, x.rank());
+void scale_by_factors(const RunContext& r, const TensorView& x, TensorView& y, const void* factors, const NormFollowers& f) {
+  const TensorView* residual = f.residual < 0 ? nullptr : &r.input(static_cast<size_t>(f.residual));
+  require(!residual || (residual->dims == x.dims && residual->layout == x.layout), "a residual of another shape than the norm's result",
+          "report this as a fault");
+  const bool aligned = is_16_byte_aligned(x.data) && is_16_byte_aligned(y.data) && is_16_byte_aligned(residual ? residual->data : nullptr);
+  const int64_t neighbours = x.layout == Layout::nhwc ? x.dims[1] : product(x.dims, 2, x.rank());
   with_float_type(x.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
+    constexpr int V = kPackOf16<T>;
     const auto* numbers = static_cast<const WideOf<T>*>(factors);
-    if (x.layout == Layout::nhwc)
-      launch_scale<T, true>(x, y, C, cells, numbers, stream);
+    const T* other = residual ? residual->as<const T>() : nullptr;
+    if (aligned && neighbours % V == 0)
+      residual ? launch_scale<T, V, true>(r, x, other, y, numbers, f.relu) : launch_scale<T, V, false>(r, x, other, y, numbers, f.relu);
     else
-      launch_scale<T, false>(x, y, C, cells, numbers, stream);
+      residual ? launch_scale<T, 1, true>(r, x, other, y, numbers, f.relu) : launch_scale<T, 1, false>(r, x, other, y, numbers, f.relu);
   });
 }
 
 void register_batch_normalization(KernelRegistry& registry) {
-  registry.add({.op = "BatchNormalization", .make = make_batch_norm, .unsupported = unsupported_batch_norm});
+  registry.add({.op = "BatchNormalization", .make = make_batch_norm, .unsupported = unsupported_batch_norm, .leads = true});
 }
 
 }  // namespace fretsaw::cuda

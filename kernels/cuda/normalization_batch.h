@@ -1,13 +1,27 @@
 // BatchNormalization: what its files share.
 #pragma once
+#include <array>
+
 #include "kernels/cuda/normalization.h"
 
 namespace fretsaw::cuda {
 
-// By the statistics of the batch (training_mode=1), with the new running ones as outputs 1 and 2 (normalization_training.cu).
-CompiledKernel make_training_batch_norm(const CompileContext& c);
+// What follows the norm in a fused step: the residual is added, then Relu, each rounded as a node of its own rounds.
+struct NormFollowers {
+  int residual = -1;  // an input of the step, of X's shape and type; -1: none
+  bool relu = false;
+  std::array<int, 3> outputs = {0, 1, 2};  // of the step: the result, the running mean and variance; -1 where nobody takes it
+};
+// Fills `f` from the nodes after the first (normalization_followers.cpp). Returns a reason where they are others, or "".
+std::string read_norm_followers(const CompileContext& c, NormFollowers& f);
+// The image, the residual and the result channels last where the image is offered so.
+void take_norm_layouts(const CompileContext& c, const NormFollowers& f, CompiledKernel& kernel);
 
-// y = x * factors[0, c] + factors[1, c]. x and y [N, C, D...] of one float type and layout; factors [2, C] of the type that x computes in.
-void scale_by_factors(const TensorView& x, TensorView& y, const void* factors, cudaStream_t stream);
+// By the statistics of the batch (training_mode=1), with the new running ones as outputs 1 and 2 (normalization_training.cu).
+CompiledKernel make_training_batch_norm(const CompileContext& c, const NormFollowers& f);
+
+// y = x * factors[0, c] + factors[1, c], then what follows. x and y [N, C, D...] of one float type and layout; factors [2, C] of the type
+// that x computes in.
+void scale_by_factors(const RunContext& r, const TensorView& x, TensorView& y, const void* factors, const NormFollowers& f);
 
 }  // namespace fretsaw::cuda

@@ -52,6 +52,8 @@ Row row_input(RunContext& r, size_t i, int64_t C) {
   return r.input(i);
 }
 
+constexpr int kFinishThreads = 128;  // small blocks spread the channels over the device
+
 // --- forward ---
 
 struct RunningRows {
@@ -61,9 +63,11 @@ struct RunningRows {
 
 // factors [2, C]: what a channel is multiplied with, and what is added.
 template <typename T>
-__global__ void __launch_bounds__(kChannelThreads)
-    finish_forward(const T* x, ChannelShape shape, const ChannelSums<double>* parts, int part_count, Row scale, Row bias,
+__global__ void __launch_bounds__(kFinishThreads)
+    finish_forward(const T* x, ChannelShape shape, const ChannelSums<double, false>* parts, int part_count, Row scale, Row bias,
                    RunningRows running, double epsilon, WideOf<T>* factors) {
+  let_later_begin();
+  wait_for_earlier();
   with_channel_facts(x, shape, parts, part_count, [&](int64_t c, const ChannelFacts& facts) {
     const double factor = scale.load(c) / sqrt(facts.variance + epsilon);
     factors[c] = static_cast<WideOf<T>>(factor);
@@ -79,30 +83,34 @@ struct TrainingSettings {
 };
 
 unsigned warps_for(int64_t count) {
-  return blocks_for(count * 32, kChannelThreads);
+  return blocks_for(count * 32, kFinishThreads);
 }
 
-void run_training(RunContext& r, const TrainingSettings& s) {
+void run_training(RunContext& r, const TrainingSettings& s, const NormFollowers& f) {
   const TensorView& x = r.input(0);
   require(x.rank() >= 2, "BatchNormalization of a tensor without channels", "give it [N,C,D1,...]");
   const ChannelShape shape(x);
   const Row scale = row_input(r, 1, shape.C), bias = row_input(r, 2, shape.C);
   RunningRows running{row_input(r, 3, shape.C), row_input(r, 4, shape.C), {}, {}, s.momentum};
-  if (r.wants_output(1)) running.next_mean = r.output(1, r.input(3).dims, r.input(3).dtype);
-  if (r.wants_output(2)) running.next_variance = r.output(2, r.input(4).dims, r.input(4).dtype);
-  TensorView& y = r.output(0, x.dims, x.dtype, x.layout);
+  const auto running_output = [&](size_t i) {
+    const auto at = static_cast<size_t>(f.outputs[i]);
+    return f.outputs[i] >= 0 && r.wants_output(at) ? Row(r.output(at, r.input(i + 2).dims, r.input(i + 2).dtype)) : Row();
+  };
+  running.next_mean = running_output(1), running.next_variance = running_output(2);
+  TensorView& y = r.output(static_cast<size_t>(f.outputs[0]), x.dims, x.dtype, x.layout);
   require(x.count() > 0, "BatchNormalization by the statistics of no elements", "give it samples");
   with_float_type(x.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const ChannelLaunch launch = channel_launch(shape, kPackOf16<T>, is_16_byte_aligned(x.data), gpu(r).multiprocessors());
-    const size_t part_bytes = static_cast<size_t>(launch.parts * shape.C) * sizeof(ChannelSums<double>);
-    auto* parts = static_cast<ChannelSums<double>*>(r.scratch(part_bytes + static_cast<size_t>(2 * shape.C) * sizeof(WideOf<T>)));
+    const ChannelLaunch launch = channel_launch<false>(shape, kPackOf16<T>, is_16_byte_aligned(x.data), gpu(r).multiprocessors());
+    using Sums = ChannelSums<double, false>;
+    const size_t part_bytes = static_cast<size_t>(launch.parts * shape.C) * sizeof(Sums);
+    auto* parts = static_cast<Sums*>(r.scratch(part_bytes + static_cast<size_t>(2 * shape.C) * sizeof(WideOf<T>)));
     auto* factors = reinterpret_cast<WideOf<T>*>(reinterpret_cast<char*>(parts) + part_bytes);
     sum_channels<false, T>(launch, x.as<T>(), nullptr, shape, parts, stream_of(r));
-    finish_forward<T><<<warps_for(shape.C), kChannelThreads, 0, stream_of(r)>>>(x.as<T>(), shape, parts, launch.parts, scale, bias, running,
-                                                                                s.epsilon, factors);
+    launch_dependent(finish_forward<T>, warps_for(shape.C), kFinishThreads, stream_of(r), x.as<T>(), shape, parts, launch.parts, scale,
+                     bias, running, s.epsilon, factors);
     check_launch("finish_forward");
-    scale_by_factors(x, y, factors, stream_of(r));
+    scale_by_factors(r, x, y, factors, f);
   });
 }
 
@@ -117,9 +125,11 @@ struct alignas(sizeof(Wide) * 4) GradientFactors {
 };
 
 template <typename T>
-__global__ void __launch_bounds__(kChannelThreads)
-    finish_backward(const T* x, ChannelShape shape, const ChannelSums<double>* parts, int part_count, Row scale, Row of_scale, Row of_bias,
-                    double epsilon, GradientFactors<WideOf<T>>* factors) {
+__global__ void __launch_bounds__(kFinishThreads)
+    finish_backward(const T* x, ChannelShape shape, const ChannelSums<double, true>* parts, int part_count, Row scale, Row of_scale,
+                    Row of_bias, double epsilon, GradientFactors<WideOf<T>>* factors) {
+  let_later_begin();
+  wait_for_earlier();
   using Wide = WideOf<T>;
   with_channel_facts(x, shape, parts, part_count, [&](int64_t c, const ChannelFacts& facts) {
     const double inverse = 1 / sqrt(facts.variance + epsilon), count = static_cast<double>(shape.count());
@@ -145,36 +155,40 @@ __global__ void __launch_bounds__(kChannelThreads) gradient_of_planes(const T* d
   }
 }
 
-// Channels last: a thread keeps the factors of its V channels and goes over pixels.
+constexpr int kGradientBlocks = 2;  // of a multiprocessor
+
+// Channels last: a thread keeps the factors of its V channels and goes over pixels, from the last one on, which the sums read last.
 template <typename T, int V>
-__global__ void __launch_bounds__(kChannelThreads)
+__global__ void __launch_bounds__(kChannelThreads, kGradientBlocks)
     gradient_of_pixels(const T* dy, const T* x, T* dx, int64_t pixels, int64_t C, const GradientFactors<WideOf<T>>* factors) {
-  const int64_t channel = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * V;
+  let_later_begin();
+  wait_for_earlier();
+  const int64_t channel = pixel_channel<V>();
   if (channel >= C) return;
   GradientFactors<WideOf<T>> f[V];
 #pragma unroll
   for (int v = 0; v < V; ++v) f[v] = factors[channel + v];
-#pragma unroll 2
-  for (int64_t e = int64_t{blockIdx.y} * blockDim.y + threadIdx.y; e < pixels; e += int64_t{gridDim.y} * blockDim.y) {
-    const int64_t i = e * C + channel;
-    const auto g = *reinterpret_cast<const Lanes<T, V>*>(dy + i), from = *reinterpret_cast<const Lanes<T, V>*>(x + i);
-    Lanes<T, V> to;
+  Held<T, V> g[kPixelBatch], from[kPixelBatch];
+  dy += channel, x += channel, dx += channel;
+  each_pixel<true>(
+      pixels, C, [&](int b, int64_t at) { g[b] = hold_last<T, V>(dy + at), from[b] = hold_last<T, V>(x + at); },
+      [&](int b, int64_t at) {
+        WideOf<T> gradients[V], values[V];
+        unpack<T, V>(g[b], gradients), unpack<T, V>(from[b], values);
+        Lanes<T, V> to;
 #pragma unroll
-    for (int v = 0; v < V; ++v) to.at[v] = narrow<T>(f[v](widen(g.at[v]), widen(from.at[v])));
-    *reinterpret_cast<Lanes<T, V>*>(dx + i) = to;
-  }
+        for (int v = 0; v < V; ++v) to.at[v] = narrow<T>(f[v](gradients[v], values[v]));
+        *reinterpret_cast<Lanes<T, V>*>(dx + at) = to;
+      });
 }
 
 template <typename T, int V>
 void launch_gradient(const TensorView& dy, const TensorView& x, TensorView& dx, const ChannelShape& shape,
-                     const GradientFactors<WideOf<T>>* factors, cudaStream_t stream) {
+                     const GradientFactors<WideOf<T>>* factors, int multiprocessors, cudaStream_t stream) {
   if (shape.last) {
-    const int64_t packs = shape.C / V, width = std::min<int64_t>(32, power_of_two_from(packs)), height = kChannelThreads / width;
-    const auto columns = static_cast<unsigned>((packs + width - 1) / width);
-    const int64_t rows = std::clamp<int64_t>((shape.count() + height * 4 - 1) / (height * 4), 1, 65535);
-    gradient_of_pixels<T, V>
-        <<<dim3(columns, static_cast<unsigned>(rows)), dim3(static_cast<unsigned>(width), static_cast<unsigned>(height)), 0, stream>>>(
-            dy.as<const T>(), x.as<const T>(), dx.as<T>(), shape.count(), shape.C, factors);
+    const PixelGrid grid = pixel_grid(shape.count(), shape.C, V, int64_t{kGradientBlocks} * multiprocessors);
+    launch_dependent(gradient_of_pixels<T, V>, grid.blocks, grid.threads, stream, dy.as<const T>(), x.as<const T>(), dx.as<T>(),
+                     shape.count(), shape.C, factors);
   } else {
     gradient_of_planes<T, V><<<blocks_for(x.count(), kChannelThreads, V), kChannelThreads, 0, stream>>>(
         dy.as<const T>(), x.as<const T>(), dx.as<T>(), x.count(), shape.cells, WideDivider(shape.C), factors);
@@ -198,20 +212,22 @@ void run_gradient(RunContext& r, double epsilon) {
     using T = typename decltype(tag)::type;
     constexpr int V = kPackOf16<T>;
     const bool aligned = is_16_byte_aligned(x.data) && is_16_byte_aligned(dy.data) && (!dx || is_16_byte_aligned(dx->data));
-    const ChannelLaunch launch = channel_launch(shape, V, aligned, gpu(r).multiprocessors());
-    const size_t part_bytes = static_cast<size_t>(launch.parts * shape.C) * sizeof(ChannelSums<double>);
+    const int multiprocessors = gpu(r).multiprocessors();
+    const ChannelLaunch launch = channel_launch<true>(shape, V, aligned, multiprocessors);
+    using Sums = ChannelSums<double, true>;
     using Factors = GradientFactors<WideOf<T>>;
-    auto* parts = static_cast<ChannelSums<double>*>(r.scratch(part_bytes + static_cast<size_t>(shape.C) * sizeof(Factors)));
+    const size_t part_bytes = static_cast<size_t>(launch.parts * shape.C) * sizeof(Sums);
+    auto* parts = static_cast<Sums*>(r.scratch(part_bytes + static_cast<size_t>(shape.C) * sizeof(Factors)));
     auto* factors = reinterpret_cast<Factors*>(reinterpret_cast<char*>(parts) + part_bytes);
     sum_channels<true, T>(launch, x.as<T>(), dy.as<T>(), shape, parts, stream_of(r));
-    finish_backward<T><<<warps_for(shape.C), kChannelThreads, 0, stream_of(r)>>>(x.as<T>(), shape, parts, launch.parts, scale, of_scale,
-                                                                                 of_bias, epsilon, factors);
+    launch_dependent(finish_backward<T>, warps_for(shape.C), kFinishThreads, stream_of(r), x.as<T>(), shape, parts, launch.parts, scale,
+                     of_scale, of_bias, epsilon, factors);
     check_launch("finish_backward");
     if (!dx) return;
     if (launch.packed)
-      launch_gradient<T, V>(dy, x, *dx, shape, factors, stream_of(r));
+      launch_gradient<T, V>(dy, x, *dx, shape, factors, multiprocessors, stream_of(r));
     else
-      launch_gradient<T, 1>(dy, x, *dx, shape, factors, stream_of(r));
+      launch_gradient<T, 1>(dy, x, *dx, shape, factors, multiprocessors, stream_of(r));
   });
 }
 
@@ -228,11 +244,11 @@ std::string unsupported_gradient(const CompileContext& c) {
 
 }  // namespace
 
-CompiledKernel make_training_batch_norm(const CompileContext& c) {
+CompiledKernel make_training_batch_norm(const CompileContext& c, const NormFollowers& f) {
   const TrainingSettings s{static_cast<double>(c.node().get_float("epsilon", 1e-5f)),
                            static_cast<double>(c.node().get_float("momentum", 0.9f))};
-  CompiledKernel kernel{[s](RunContext& r) { run_training(r, s); }};
-  follow_layout(c, kernel);
+  CompiledKernel kernel{[s, f](RunContext& r) { run_training(r, s, f); }};
+  take_norm_layouts(c, f, kernel);
   return kernel;
 }
 

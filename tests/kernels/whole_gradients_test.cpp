@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "graph/communication_schemas.h"
 #include "graph/errors.h"
 #include "graph/gradients.h"
@@ -16,12 +18,18 @@ namespace {
 // A model of the newest opset whose float64 inputs are given random numbers.
 class WholeGraph {
  public:
-  explicit WholeGraph(const std::string& text) : model_(parse_model(static_cast<int>(newest_opset()), text)) {
+  // Symbolic dimensions have `sizes`, or 3.
+  explicit WholeGraph(const std::string& text, const std::map<std::string, int64_t>& sizes = {})
+      : model_(parse_model(static_cast<int>(newest_opset()), text)) {
     run_passes(model_, normalise_passes());
     infer_shapes(model_);
     Draw draw;
     for (const Value* v : model_.graph->inputs) {
-      const Dims dims = dims_of(*v->type.shape, 3);
+      Dims dims;
+      for (const Dim& d : *v->type.shape) {
+        const auto given = sizes.find(d.symbol);
+        dims.push_back(d.known() ? d.value : given == sizes.end() ? 3 : given->second);
+      }
       given_.push_back(v->type.dtype == DType::float64 ? draw(dims, -1, 1) : make_value(v->type.dtype, dims));
     }
   }
@@ -113,6 +121,27 @@ TEST(WholeGradients, ConvolutionsWithAResidual) {
     })")
                 .failure(),
             "");
+}
+
+// What x and y broadcast to is one size, whichever of them has it: sums go back to x and y alone.
+TEST(WholeGradients, OpenSizesAreSummedOverWhereTheyMeet) {
+  constexpr const char* kText = R"(
+    g (double[n,4] x, double[m,4] y, double[4,5] w, double[5] b) => (double loss) {
+      s = Add(x, y)
+      r = Add(x, s)
+      p = Mul(r, s)
+      q = MatMul(p, w)
+      c = Add(q, b)
+      e = Greater(c, q)
+      d = Where(e, c, q)
+      loss = ReduceSum<keepdims=0>(d)
+    })";
+  for (const auto& sizes : std::vector<std::map<std::string, int64_t>>{{}, {{"n", 1}}, {{"m", 1}}, {{"n", 1}, {"m", 1}}}) {
+    WholeGraph graph(kText, sizes);
+    EXPECT_EQ(graph.failure(), "");
+    const auto& nodes = graph.model().graph->nodes;
+    EXPECT_EQ(std::count_if(nodes.begin(), nodes.end(), [](const Node* node) { return node->op == "SumTo"; }), 3);  // x twice, y
+  }
 }
 
 TEST(WholeGradients, AttentionWithAMask) {

@@ -57,7 +57,7 @@ struct Case {
   int data = 1, pipeline = 1, tensor = 1, micro_batches = 1;
   std::string schedule = "gpipe";
   int chunks = 1, zero = 0;
-  std::string recompute = "none", optimizer = "adamw:lr=0.02,weight_decay=0.1";
+  std::string recompute = "none", optimizer = "adamw:lr=0.02,weight_decay=0.1", loss = "softmax_cross_entropy";
 };
 
 Trainer make_trainer(const Case& c, const std::string& optimizer, const std::string& precision = "fp32") {
@@ -66,10 +66,12 @@ Trainer make_trainer(const Case& c, const std::string& optimizer, const std::str
   options.micro_batches = c.micro_batches, options.schedule = c.schedule;
   TrainingOptions training;
   training.optimizer = parse_optimizer(optimizer);
+  training.loss = parse_loss(c.loss);
   training.chunks = c.chunks, training.zero = c.zero, training.recompute = c.recompute, training.precision = precision;
   TrainerOptions with;
   with.session.threads = 1;
   with.clip = 0.5;
+  with.loss = training.loss;
   return Trainer(partition_for_training(make_text_model(), options, training), with);
 }
 
@@ -77,7 +79,9 @@ class TrainingMeshes : public ::testing::TestWithParam<Case> {};
 
 TEST_P(TrainingMeshes, GivesTheSameStepsAsOneRank) {
   const Case& c = GetParam();
-  Trainer one = make_trainer({"one"}, c.optimizer), many = make_trainer(c, c.optimizer);
+  Case whole{"one"};
+  whole.loss = c.loss;
+  Trainer one = make_trainer(whole, c.optimizer), many = make_trainer(c, c.optimizer);
   EXPECT_EQ(one.plan().parameters.size(), many.plan().parameters.size());
   for (int s = 0; s < kSteps; ++s) {
     const StepResult wanted = one.step(batch_of(s), 0.02), got = many.step(batch_of(s), 0.02);
@@ -105,6 +109,13 @@ INSTANTIATE_TEST_SUITE_P(
     Ways, TrainingMeshes,
     ::testing::Values(Case{"tensor", 1, 1, 2}, Case{"tensor_of_three", 1, 1, 3}, Case{"tensor_of_four_in_parts", 1, 1, 4, 2},
                       Case{.name = "tensor_lamb", .tensor = 2, .optimizer = "lamb:lr=0.02,weight_decay=0.1"},
+                      // One rank computes the loss by CrossEntropy, tensor ranks by operators that are divided along the classes.
+                      Case{.name = "tensor_smoothed", .tensor = 2, .loss = "softmax_cross_entropy:label_smoothing=0.2"},
+                      Case{.name = "tensor_ignoring",
+                           .tensor = 2,
+                           .micro_batches = 3,
+                           .loss = "softmax_cross_entropy:ignore_index=5,label_smoothing=0.1"},
+                      Case{.name = "tensor_summed", .tensor = 2, .loss = "softmax_cross_entropy:reduction=sum"},
                       Case{"interleaved", 1, 2, 1, 4, "interleaved", 2}, Case{"interleaved_uneven", 1, 2, 1, 3, "interleaved", 2},
                       Case{"zero_bubble_h1", 1, 2, 1, 4, "zero-bubble-h1"}, Case{"zero_bubble_h2", 1, 4, 1, 8, "zero-bubble-h2"},
                       Case{"zero_1", 2, 1, 1, 2, "gpipe", 1, 1}, Case{"zero_2", 2, 1, 1, 2, "gpipe", 1, 2},
