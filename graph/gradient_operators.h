@@ -16,6 +16,7 @@
 //   mean(scores),
 //     lse = log(sum(e^scores)), both float32 [N], with attributes label_smoothing E and ignore_index (targets whose loss is 0)
 //   CrossEntropyGrad(dLoss, scores, target, lse) -> dScores    dLoss (e^(scores - lse) - (1 - E) at t - E / C); likewise
+//   SquaredSum(x...) -> sum                            the squares of all elements of all tensors, added up, float32 []
 //   DropoutMask(shape, samples, counter) -> mask      true with probability 1 - ratio, by the element's index in the whole batch alone:
 //     shape int64 [r] of the mask, whose dimension 0 is the samples at hand times a number of rows each; samples int64 [2]: the first of
 //     them in the batch, and how many they are; counter int64 [] is another in every step; attributes ratio, and key (int) of the node

@@ -259,6 +259,22 @@ std::vector<OpSchema> cross_entropy_schemas() {
               .TypeAndShapeInferenceFunction([](InferenceContext& context) { like(context, 1, 0); })};
 }
 
+std::vector<OpSchema> sum_schemas() {
+  OpSchema sum("SquaredSum", __FILE__, __LINE__);
+  sum.SetDomain(kCommunicationDomain)
+      .SinceVersion(1)
+      .SetDoc("The squares of all elements of all tensors, added up.")
+      .Input(0, "X", "Tensors of any shapes", "T", OpSchema::Variadic, true, 1)
+      .Output(0, "sum", "One number", "S")
+      .TypeConstraint("T", {"tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)"}, "Numbers")
+      .TypeConstraint("S", {"tensor(float)"}, "The sum")
+      .TypeAndShapeInferenceFunction([](InferenceContext& context) {
+        onnx::updateOutputElemType(context, 0, onnx::TensorProto::FLOAT);
+        onnx::updateOutputShape(context, 0, onnx::TensorShapeProto());
+      });
+  return {sum};
+}
+
 std::vector<OpSchema> random_schemas() {
   OpSchema mask("DropoutMask", __FILE__, __LINE__);
   mask.SetDomain(kCommunicationDomain)
@@ -279,7 +295,8 @@ std::vector<OpSchema> random_schemas() {
 }  // namespace
 
 void register_gradient_schemas() {
-  for (auto family : {movement_schemas, window_schemas, norm_schemas, attention_schemas, cross_entropy_schemas, random_schemas})
+  for (auto family :
+       {movement_schemas, window_schemas, norm_schemas, attention_schemas, cross_entropy_schemas, sum_schemas, random_schemas})
     for (OpSchema& schema : family()) onnx::RegisterSchema(std::move(schema), 0, false);
 }
 

@@ -10,6 +10,7 @@
 #include "graph/communication_schemas.h"
 #include "graph/errors.h"
 #include "graph/sizes.h"
+#include "graph/training/plan_graphs.h"
 #include "partitioner/channels_last.h"
 #include "partitioner/cost.h"
 #include "partitioner/sharding/search.h"
@@ -347,7 +348,10 @@ void estimate_stages(Plan& plan, const Target& target) {
     if (plan.stages.size() <= static_cast<size_t>(g.stage)) plan.stages.resize(static_cast<size_t>(g.stage) + 1);
     take_larger(plan.stages[static_cast<size_t>(g.stage)], e);
   }
-  for (const Route& r : plan.routes) plan.stages[static_cast<size_t>(r.from_stage)].send_bytes += type_bytes(with_sizes(r.type, sizes));
+  const GraphNumbers numbers = graph_numbers(plan);
+  for (const Route& r : plan.routes)
+    if (numbers.rank_of(r.from_stage) != numbers.rank_of(r.to_stage))
+      plan.stages[static_cast<size_t>(r.from_stage)].send_bytes += type_bytes(with_sizes(r.type, sizes));
 }
 
 }  // namespace fretsaw

@@ -58,12 +58,15 @@ class StepGraphWriter {
 
   // --- reduce ---
 
-  // The axes that parts of a parameter lie on.
+  // What may be added up together: gradients of one type whose parts lie on the same axes.
   struct Over {
     bool tensor = false, data = false;
+    DType dtype = DType::float32;
     auto operator<=>(const Over&) const = default;
   };
-  Over squares_over(const std::string& name) const { return {job_.layouts.at(name).kind == StateLayout::Kind::cut, is_divided(name)}; }
+  Over squares_over(const std::string& name) const {
+    return {job_.layouts.at(name).kind == StateLayout::Kind::cut, is_divided(name), job_.types.at(name).dtype};
+  }
 
   // Sums gradients over the ranks that found parts of them, and leaves the sum of their squares over all ranks but those of other stages.
   Model reduce_model(const std::vector<std::string>& own, int tensor) const {
@@ -72,11 +75,11 @@ class StepGraphWriter {
     model.opsets = {{"", newest_opset()}, {kCommunicationDomain, 1}};
     model.graph = std::make_shared<Graph>();
     Graph& g = *model.graph;
-    std::map<Over, std::vector<Value*>> squares;
-    for (const std::string& name : own) squares[squares_over(name)].push_back(square(g, reduced(g, name, tensor)));
+    std::map<Over, std::vector<Value*>> squares;  // gradients, by where their parts are
+    for (const std::string& name : own) squares[squares_over(name)].push_back(reduced(g, name, tensor));
     std::vector<Value*> sums;
     for (const auto& [over, values] : squares) {
-      Value* sum = g.add_node("Sum", values, {g.fresh_name("squares")})->outputs[0];
+      Value* sum = g.add_node("SquaredSum", values, {g.fresh_name("squares")}, {}, kCommunicationDomain)->outputs[0];
       if (over.tensor) sum = all_reduce(g, sum, "tensor", g.fresh_name("squares"));
       if (over.data) sum = all_reduce(g, sum, "data", g.fresh_name("squares"));
       sums.push_back(sum);
@@ -116,11 +119,6 @@ class StepGraphWriter {
     std::vector<Attribute> attributes = over_data(name);
     attributes.push_back({"reduction", std::string("sum")});
     return g.add_node("ReduceScatter", {value}, {g.fresh_name("of_data_ranks:" + name)}, attributes, kCommunicationDomain)->outputs[0];
-  }
-  static Value* square(Graph& g, Value* gradient) {
-    Value* sum = g.add_node("ReduceSumSquare", {gradient}, {g.fresh_name("square")}, {{"keepdims", int64_t{0}}})->outputs[0];
-    if (gradient->type.dtype == DType::float32) return sum;
-    return g.add_node("Cast", {sum}, {g.fresh_name("square")}, {{"to", static_cast<int64_t>(DType::float32)}})->outputs[0];
   }
 
   // --- update ---

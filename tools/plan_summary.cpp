@@ -102,8 +102,8 @@ bool is_of_lowest_rank(const PlanGraph& graph) {
   return std::all_of(graph.coordinates.begin(), graph.coordinates.end(), [](const auto& place) { return place.second == 0; });
 }
 
-// What one micro-batch does on the lowest rank of each stage: one Send for each route, and the collectives of its graphs; and those of the
-// end of a step.
+// What one micro-batch does on the lowest rank of each stage: one Send for each route between ranks, and the collectives of its graphs; and
+// those of the end of a step.
 std::vector<CommunicationCount> communication(const Plan& plan) {
   std::vector<CommunicationCount> counts;
   auto add = [&](const std::string& op, const std::string& axis, int64_t count, int64_t bytes) {
@@ -112,9 +112,11 @@ std::vector<CommunicationCount> communication(const Plan& plan) {
     same->count += count;
     same->bytes += bytes;
   };
+  const GraphNumbers numbers = graph_numbers(plan);
+  for (const Route& r : plan.routes)
+    if (numbers.rank_of(r.from_stage) != numbers.rank_of(r.to_stage)) add("Send", "pipeline", 1, 0);
   for (const StageEstimate& stage : plan.stages)
-    if (!plan.routes.empty()) add("Send", "pipeline", 0, stage.send_bytes);
-  if (!plan.routes.empty()) counts.front().count = static_cast<int64_t>(plan.routes.size());
+    if (stage.send_bytes > 0) add("Send", "pipeline", 0, stage.send_bytes);
   const DimSizes sizes = micro_batch_sizes(plan);
   for (const PlanGraph& graph : plan.graphs) {
     if (!is_of_lowest_rank(graph)) continue;

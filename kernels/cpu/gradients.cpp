@@ -136,6 +136,7 @@ void register_gradients(KernelRegistry& registry) {
   register_normalization_gradients(registry);
   register_loss_gradients(registry);
   register_cross_entropy(registry);
+  register_squared_sum(registry);
   register_attention_gradient(registry);
 }
 

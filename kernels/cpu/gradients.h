@@ -17,6 +17,7 @@ void register_normalization_gradients(
     KernelRegistry& registry);                               // BatchNormalizationGrad, LayerNormalizationGrad, RMSNormalizationGrad, ...
 void register_attention_gradient(KernelRegistry& registry);  // AttentionGrad
 void register_cross_entropy(KernelRegistry& registry);       // CrossEntropy, CrossEntropyGrad
+void register_squared_sum(KernelRegistry& registry);         // SquaredSum
 void register_loss_gradients(KernelRegistry& registry);      // SoftmaxCrossEntropyLossGrad, NegativeLogLikelihoodLossGrad
 
 }  // namespace fretsaw

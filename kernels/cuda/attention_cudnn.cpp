@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <bit>
 #include <map>
-#include <optional>
 
 #include "kernels/cuda/attention_gradient.h"
 
@@ -36,9 +35,10 @@ class AttentionGraph {
     if (with_stats) lay_out(made[1], kStats, p_.S, 1, stats_at()).set_data_type(fe::DataType_t::FLOAT);
   }
 
-  // `repeatable`: the same numbers in every run, for a little time.
-  void add_backward(bool repeatable) {
-    auto options = fe::graph::SDPA_backward_attributes().set_name("attention_gradient").set_deterministic_algorithm(repeatable);
+  // Not by cuDNN's deterministic algorithm, which keeps gradients of all probabilities in memory: dQ's last bits may differ from run to
+  // run.
+  void add_backward() {
+    auto options = fe::graph::SDPA_backward_attributes().set_name("attention_gradient");
     set_masks(options);
     const TensorOfGraph y = operand("y", kY, p_.B, p_.H, p_.S, p_.V, p_.y_at), dy = operand("dy", kDy, p_.B, p_.H, p_.S, p_.V, p_.y_at),
                         stats = operand("stats", kStats, p_.B, p_.H, p_.S, 1, stats_at());
@@ -124,37 +124,28 @@ class CudnnAttention : public FusedAttention {
 // Its workspace: the result, the statistics, then that of either pass.
 class CudnnAttentionGradient : public FusedAttentionGradient {
  public:
-  CudnnAttentionGradient(const AttentionProblem& p, const FusedAttentionMasks& masks) : p_(p), masks_(masks), forward_(p, masks) {
+  CudnnAttentionGradient(const AttentionProblem& p, const FusedAttentionMasks& masks) : forward_(p, masks), backward_(p, masks) {
     forward_.add_forward(true);
+    backward_.add_backward();
     const auto rounded = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
     const size_t rows = static_cast<size_t>(p.B) * static_cast<size_t>(p.H) * static_cast<size_t>(p.S);
     stats_at_ = rounded(rows * static_cast<size_t>(p.V) * 2);
     work_at_ = stats_at_ + rounded(rows * sizeof(float));
   }
-  bool build(cudnnHandle_t handle) {
-    if (!forward_.build(handle)) return false;
-    for (bool repeatable : {true, false}) {
-      backward_.emplace(p_, masks_).add_backward(repeatable);
-      if (backward_->build(handle)) return true;
-    }
-    return false;
-  }
+  bool build(cudnnHandle_t handle) { return forward_.build(handle) && backward_.build(handle); }
 
-  size_t workspace_bytes() const override { return work_at_ + std::max(forward_.workspace_bytes(), backward_->workspace_bytes()); }
+  size_t workspace_bytes() const override { return work_at_ + std::max(forward_.workspace_bytes(), backward_.workspace_bytes()); }
   void run(GpuDevice& device, const AttentionGradient& a, const void* bias, void* workspace) override {
     char* scratch = static_cast<char*>(workspace);
     Operands operands = inputs_of(a.p, bias);
     operands[kY] = scratch, operands[kStats] = scratch + stats_at_;
     forward_.run(device, operands, scratch + work_at_);
     operands[kDy] = const_cast<void*>(a.dy), operands[kDq] = a.dq, operands[kDk] = a.dk, operands[kDv] = a.dv;
-    backward_->run(device, std::move(operands), scratch + work_at_);
+    backward_.run(device, std::move(operands), scratch + work_at_);
   }
 
  private:
-  AttentionProblem p_;  // sizes and strides
-  FusedAttentionMasks masks_;
-  AttentionGraph forward_;
-  std::optional<AttentionGraph> backward_;
+  AttentionGraph forward_, backward_;
   size_t stats_at_ = 0, work_at_ = 0;
 };
 

@@ -41,16 +41,16 @@ __device__ __forceinline__ int64_t pixel_step() {
 
 // load(b, place) for a batch of the thread's pixels, then use(b, place) for each of them: b counts within the batch, and the pixel begins
 // at element `place`. kBackwards: the pixels are counted from the last one.
-template <bool kBackwards, typename Load, typename Use>
+template <bool kBackwards, int kBatch = kPixelBatch, typename Load, typename Use>
 __device__ __forceinline__ void each_pixel(int64_t pixels, int64_t C, const Load& load, const Use& use) {
   const int64_t first = first_pixel(), step = pixel_step(), stride = kBackwards ? -step * C : step * C;
   int64_t place = (kBackwards ? pixels - 1 - first : first) * C;
-  for (int64_t left = (pixels - first + step - 1) / step; left > 0; left -= kPixelBatch, place += kPixelBatch * stride) {
+  for (int64_t left = (pixels - first + step - 1) / step; left > 0; left -= kBatch, place += kBatch * stride) {
 #pragma unroll
-    for (int b = 0; b < kPixelBatch; ++b)
+    for (int b = 0; b < kBatch; ++b)
       if (b < left) load(b, place + b * stride);
 #pragma unroll
-    for (int b = 0; b < kPixelBatch; ++b)
+    for (int b = 0; b < kBatch; ++b)
       if (b < left) use(b, place + b * stride);
   }
 }

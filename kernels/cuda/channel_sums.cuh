@@ -125,32 +125,54 @@ __device__ __forceinline__ void write_pixel_sums(int64_t C, ChannelSums<double, 
 template <bool kGradient>
 constexpr int kSumBlocks = kGradient ? 2 : 3;
 
-// Channels last. parts [C, gridDim.y].
-template <typename T, int V, bool kGradient>
+// Where only a part of a gradient counts: that of the elements where y is above 0 (the gradient of y = max(0, ...)).
+template <typename T>
+struct PositivePart {
+  const T* y = nullptr;     // as the gradient lies; null: all of it counts
+  uint8_t* bits = nullptr;  // filled by sum_pixels: a byte for each pack of channels, bit v is that of channel v
+};
+
+// Channels last. parts [C, gridDim.y]. kPart: only a part of dy counts.
+template <typename T, int V, bool kGradient, bool kPart>
 __global__ void __launch_bounds__(kChannelThreads, kSumBlocks<kGradient>)
-    sum_pixels(const T* x, const T* dy, ChannelShape shape, int64_t, ChannelSums<double, kGradient>* parts) {
+    sum_pixels(const T* x, const T* dy, PositivePart<T> part, ChannelShape shape, ChannelSums<double, kGradient>* parts) {
   let_later_begin();
   wait_for_earlier();
   const int64_t channel = pixel_channel<V>(), pixels = shape.count(), first = first_pixel(), step = pixel_step();
   using Wide = WideOf<T>;
+  constexpr int kBatch = kPart ? kPixelBatch - 1 : kPixelBatch;
   Wide origins[V] = {};
   ChannelSums<Wide, kGradient> sums[V] = {};
   double taken = 0;
   if (channel < shape.C && first < pixels) {
-    const T *own_x = x + channel, *own_dy = dy + channel;
+    const T *own_x = x + channel, *own_dy = dy + channel, *own_y = part.y + channel;
     taken = static_cast<double>((pixels - first + step - 1) / step);
     unpack<T, V>(hold<T, V>(own_x + first * shape.C), origins);
-    Held<T, V> from[kPixelBatch], g[kPixelBatch];
-    each_pixel<false>(
+    Held<T, V> from[kBatch], g[kBatch], y[kBatch];
+    each_pixel<false, kBatch>(
         pixels, shape.C,
         [&](int b, int64_t at) {
           from[b] = hold<T, V>(own_x + at);
           if constexpr (kGradient) g[b] = hold<T, V>(own_dy + at);
+          if constexpr (kPart) y[b] = hold_last<T, V>(own_y + at);
         },
-        [&](int b, int64_t) {
+        [&](int b, int64_t at) {
           Wide values[V], gradients[V] = {};
           unpack<T, V>(from[b], values);
           if constexpr (kGradient) unpack<T, V>(g[b], gradients);
+          if constexpr (kPart) {
+            Wide results[V];
+            unpack<T, V>(y[b], results);
+            uint32_t bits = 0;
+#pragma unroll
+            for (int v = 0; v < V; ++v) {
+              if (results[v] > 0)
+                bits |= 1u << v;
+              else
+                gradients[v] = 0;
+            }
+            part.bits[(at + channel) / V] = static_cast<uint8_t>(bits);
+          }
 #pragma unroll
           for (int v = 0; v < V; ++v) add_element<kGradient>(sums[v], values[v] - origins[v], gradients[v]);
         });
@@ -213,17 +235,25 @@ ChannelLaunch channel_launch(const ChannelShape& shape, int pack, bool aligned, 
   return launch;
 }
 
+// positive: of a packed launch over channels that are last only.
 template <bool kGradient, typename T>
-void sum_channels(const ChannelLaunch& launch, const T* x, const T* dy, const ChannelShape& shape, ChannelSums<double, kGradient>* parts,
-                  cudaStream_t stream) {
+void sum_channels(const ChannelLaunch& launch, const T* x, const T* dy, PositivePart<T> positive, const ChannelShape& shape,
+                  ChannelSums<double, kGradient>* parts, cudaStream_t stream) {
   constexpr int V = kPackOf16<T>;
-  const auto start = [&](auto kernel) {
+  const auto pixels = [&](auto kernel) {
+    launch_dependent(kernel, launch.grid.blocks, launch.grid.threads, stream, x, dy, positive, shape, parts);
+  };
+  const auto planes = [&](auto kernel) {
     launch_dependent(kernel, launch.grid.blocks, launch.grid.threads, stream, x, dy, shape, launch.part, parts);
   };
-  if (shape.last)
-    launch.packed ? start(sum_pixels<T, V, kGradient>) : start(sum_pixels<T, 1, kGradient>);
+  if (!shape.last)
+    launch.packed ? planes(sum_planes<T, V, kGradient>) : planes(sum_planes<T, 1, kGradient>);
+  else if (!launch.packed)
+    pixels(sum_pixels<T, 1, kGradient, false>);
+  else if (kGradient && positive.y)
+    pixels(sum_pixels<T, V, kGradient, kGradient>);
   else
-    launch.packed ? start(sum_planes<T, V, kGradient>) : start(sum_planes<T, 1, kGradient>);
+    pixels(sum_pixels<T, V, kGradient, false>);
   check_launch("sum_channels");
 }
 

@@ -38,6 +38,7 @@ void register_gradients(KernelRegistry& registry) {
   cuda::register_loss_gradients(registry);
   cuda::register_attention_gradient(registry);
   cuda::register_cross_entropy(registry);
+  cuda::register_squared_sum(registry);
   registry.add(dropout_mask());
 }
 

@@ -17,6 +17,7 @@ void register_pooling_gradients(KernelRegistry& registry);             // gradie
 void register_batch_normalization_gradient(KernelRegistry& registry);  // normalization_training.cu: BatchNormalizationGrad
 void register_row_normalization_gradients(
     KernelRegistry& registry);                               // gradients_rows.cu: LayerNormalizationGrad, RMSNormalizationGrad, ...
+void register_squared_sum(KernelRegistry& registry);         // squared_sum.cu: SquaredSum
 void register_cross_entropy(KernelRegistry& registry);       // cross_entropy.cu: CrossEntropy, CrossEntropyGrad
 void register_attention_gradient(KernelRegistry& registry);  // attention_gradient.cpp: AttentionGrad
 void register_loss_gradients(KernelRegistry& registry);      // gradients_losses.cu: SoftmaxCrossEntropyLossGrad, ...

@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "kernels/cpu/element_copy.h"
+#include "kernels/cuda/channel_pixels.cuh"
 #include "kernels/cuda/gradients.h"
 #include "kernels/cuda/pooling_fold.cuh"
 #include "kernels/cuda/pooling_window.h"
@@ -125,13 +126,13 @@ __global__ void __launch_bounds__(kThreads)
   const uint32_t pack = i % packs, cell = i / packs, column = cell % w.out[2], line = cell / w.out[2];
   const int top = static_cast<int>(line % w.out[1]) * 2 - w.begin[1], left = static_cast<int>(column) * 2 - w.begin[2];
   const Lanes<T, V>* plane = x + int64_t{line / w.out[1]} * w.in_cells() * packs + pack;
-  Lanes<T, V> values[9];
+  Held<T, V> held[9];
   bool inside[9];
 #pragma unroll
   for (int tap = 0; tap < 9; ++tap) {
     const int row = top + tap / 3, at = left + tap % 3;
     inside[tap] = row >= 0 && row < w.in[1] && at >= 0 && at < w.in[2];
-    if (inside[tap]) values[tap] = plane[(int64_t{row} * w.in[2] + at) * packs];
+    if (inside[tap]) held[tap] = hold<T, V>(plane[(int64_t{row} * w.in[2] + at) * packs].at);
   }
   WideOf<T> best[V];
   Lanes<uint8_t, V> chosen{};
@@ -139,11 +140,11 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int tap = 0; tap < 9; ++tap) {
     if (!inside[tap]) continue;
+    WideOf<T> values[V];
+    unpack<T, V>(held[tap], values);
 #pragma unroll
-    for (int v = 0; v < V; ++v) {
-      const WideOf<T> value = widen(values[tap].at[v]);
-      if (first || is_greater(value, best[v])) best[v] = value, chosen.at[v] = static_cast<uint8_t>(tap);
-    }
+    for (int v = 0; v < V; ++v)
+      if (first || is_greater(values[v], best[v])) best[v] = values[v], chosen.at[v] = static_cast<uint8_t>(tap);
     first = false;
   }
   taps[i] = chosen;
@@ -234,9 +235,9 @@ struct Operands {
   int64_t outer, channels;
 };
 
-// Whether it is such a maximum, small enough to be counted in 32 bits.
-bool is_3x3(const PoolWindow& w, int64_t threads) {
-  const bool fits = w.in[0] == 1 && w.out[0] == 1 && w.kernel[0] == 1 && w.begin[0] == 0 && threads < int64_t{1} << 31;
+// Whether it is such a maximum, of few enough packs that each thread takes one.
+bool is_3x3(const PoolWindow& w, int64_t packs) {
+  const bool fits = w.in[0] == 1 && w.out[0] == 1 && w.kernel[0] == 1 && w.begin[0] == 0 && packs < int64_t{1} << 26;
   const auto is = [&](int d) { return w.kernel[d] == 3 && w.stride[d] == 2 && w.dilation[d] == 1 && w.begin[d] >= 0; };
   return fits && is(1) && is(2);
 }

@@ -13,7 +13,7 @@
 namespace fretsaw::cuda {
 namespace {
 
-constexpr int kCandidates = 16, kRepeats = 5;
+constexpr int kCandidates = 16, kFewCandidates = 6, kRepeats = 5;  // few: of large products, which there are more ways for
 constexpr double kBegunEarlier = 2;  // us that a product of few rows gains where it begins beside the kernel before it, as no timing shows
 constexpr int64_t kFlushBytes = int64_t{96} << 20;    // more than the second-level caches of today's devices
 constexpr int64_t kLargestTimed = int64_t{16} << 30;  // operands of more bytes: the heuristic's first guess
@@ -208,7 +208,8 @@ std::string guess(const ProductSpec& spec, const std::vector<std::pair<const LtW
 std::string fastest(GpuDevice& device, const ProductSpec& spec, const std::vector<LtWay>& ways) {
   std::vector<std::pair<const LtWay*, LtAlgorithm>> candidates;
   for (const LtWay& way : ways) {
-    for (const LtAlgorithm& algorithm : way.lt->candidates(kCandidates)) candidates.emplace_back(&way, algorithm);
+    for (const LtAlgorithm& algorithm : way.lt->candidates(takes_whole_lines(spec) ? kFewCandidates : kCandidates))
+      candidates.emplace_back(&way, algorithm);
   }
   const bool small = takes_small_product(spec);
   if (candidates.empty()) return small ? kSmall : "simple";

@@ -1,6 +1,9 @@
-// Reads the nodes that are fused behind a BatchNormalization.
+// Reads the nodes that are fused behind a BatchNormalization, and before its gradient.
 #include <algorithm>
 
+#include "graph/communication_schemas.h"
+#include "kernels/cpu/convert.h"
+#include "kernels/cuda/gradients.h"
 #include "kernels/cuda/normalization_batch.h"
 
 namespace fretsaw::cuda {
@@ -24,14 +27,19 @@ std::string read_residual(const CompileContext& c, const Node& node, const Value
   return "";
 }
 
-std::string read_outputs(const CompileContext& c, NormFollowers& f) {
-  const Node& norm = c.node();
-  const auto place = [&](const Value* value) { return last_place(c.outputs, value); };
-  f.outputs[0] = place(c.nodes.back()->out(0));
-  for (size_t i = 1; i < 3; ++i) f.outputs[i] = i < norm.outputs.size() ? place(norm.out(i)) : -1;
-  if (f.outputs[0] < 0) return "a result that nobody takes";
-  const auto known = std::count_if(f.outputs.begin(), f.outputs.end(), [](int at) { return at >= 0; });
+// The places of the node's outputs among the step's; a reason where the step gives others too.
+std::string read_outputs(const CompileContext& c, const std::array<const Value*, 3>& values, std::array<int, 3>& places) {
+  for (size_t i = 0; i < 3; ++i) places[i] = last_place(c.outputs, values[i]);
+  const auto known = std::count_if(places.begin(), places.end(), [](int at) { return at >= 0; });
   return static_cast<size_t>(known) == c.outputs.size() ? "" : "a value inside the step that is used outside it";
+}
+
+bool is_zero(const CompileContext& c, size_t i) {
+  const TensorPtr& constant = c.constants[i];
+  if (!constant || !constant->data || constant->count() != 1 || !is_float(constant->dtype)) return false;
+  double value = 1;
+  load_as<double>(constant->dtype, constant->data, 0, 1, &value);
+  return value == 0;
 }
 
 }  // namespace
@@ -50,7 +58,8 @@ std::string read_norm_followers(const CompileContext& c, NormFollowers& f) {
       reason = node.op == "Add" ? read_residual(c, node, previous, f) : node.op + " after BatchNormalization";
     if (!reason.empty()) return reason;
   }
-  return read_outputs(c, f);
+  if (last_place(c.outputs, c.nodes.back()->out(0)) < 0) return "a result that nobody takes";
+  return read_outputs(c, {c.nodes.back()->out(0), c.node().out(1), c.node().out(2)}, f.outputs);
 }
 
 void take_norm_layouts(const CompileContext& c, const NormFollowers& f, CompiledKernel& kernel) {
@@ -58,6 +67,34 @@ void take_norm_layouts(const CompileContext& c, const NormFollowers& f, Compiled
   if (kernel.input_layouts.empty()) return;
   if (f.residual >= 0) kernel.input_layouts[static_cast<size_t>(f.residual)] = Layout::nhwc;
   std::swap(kernel.output_layouts[0], kernel.output_layouts[static_cast<size_t>(f.outputs[0])]);
+}
+
+bool ends_in_norm_gradient(const CompileContext& c) {
+  const Node& last = *c.nodes.back();
+  return c.nodes.size() > 1 && last.op == "BatchNormalizationGrad" && last.domain == kCommunicationDomain;
+}
+
+std::string read_norm_gradient(const CompileContext& c, NormGradientOperands& at) {
+  if (c.nodes.size() == 1) return "";
+  const std::string other = "other nodes than those of Relu's gradient before BatchNormalizationGrad";
+  if (c.nodes.size() != 3 || !c.nodes[0]->is("Greater") || !c.nodes[1]->is("Where") || c.inputs.size() != 6) return other;
+  const Node &mask = *c.nodes[0], &part = *c.nodes[1], &norm = *c.nodes[2];
+  // The step's inputs are y, 0, dy, 0, x and scale.
+  const bool chained = part.input(0) == mask.out(0) && norm.input(0) == part.out(0) && c.inputs[2] == part.input(1) &&
+                       c.inputs[3] == part.input(2) && c.inputs[4] == norm.input(1) && c.inputs[5] == norm.input(2);
+  if (!chained || !is_zero(c, 1) || !is_zero(c, 3)) return other;
+  if (!c.input_dims(0) || c.input_dims(0) != c.input_dims(2) || c.input_dims(0) != c.input_dims(4)) return "operands of several shapes";
+  at = {.dy = 2, .x = 4, .scale = 5, .y = 0};
+  return read_outputs(c, {norm.out(0), norm.out(1), norm.out(2)}, at.outputs);
+}
+
+void take_gradient_layouts(const CompileContext& c, const NormGradientOperands& at, CompiledKernel& kernel) {
+  if (at.y < 0) return take_images(c, {at.dy, at.x}, kernel);
+  kernel.packed_inputs = {1, 3};  // the zeros
+  take_images(c, {at.dy, at.x, static_cast<size_t>(at.y)}, kernel);
+  if (kernel.output_layouts.empty()) return;
+  kernel.output_layouts[0] = Layout::plain;
+  if (at.outputs[0] >= 0) kernel.output_layouts[static_cast<size_t>(at.outputs[0])] = Layout::nhwc;
 }
 
 }  // namespace fretsaw::cuda

@@ -1,6 +1,8 @@
 // BatchNormalization by the statistics of the batch, and its gradient. With n = (x - mean) inverse and g the gradient of n scale + bias:
 //
 //   dx = inverse scale (g - mean(g) - n mean(g n)),   dscale = sum(g n),   dbias = sum(g)
+#include <utility>
+
 #include "kernels/cpu/element_copy.h"
 #include "kernels/cuda/channel_sums.cuh"
 #include "kernels/cuda/gradients.h"
@@ -106,7 +108,7 @@ void run_training(RunContext& r, const TrainingSettings& s, const NormFollowers&
     const size_t part_bytes = static_cast<size_t>(launch.parts * shape.C) * sizeof(Sums);
     auto* parts = static_cast<Sums*>(r.scratch(part_bytes + static_cast<size_t>(2 * shape.C) * sizeof(WideOf<T>)));
     auto* factors = reinterpret_cast<WideOf<T>*>(reinterpret_cast<char*>(parts) + part_bytes);
-    sum_channels<false, T>(launch, x.as<T>(), nullptr, shape, parts, stream_of(r));
+    sum_channels<false, T>(launch, x.as<T>(), nullptr, {}, shape, parts, stream_of(r));
     launch_dependent(finish_forward<T>, warps_for(shape.C), kFinishThreads, stream_of(r), x.as<T>(), shape, parts, launch.parts, scale,
                      bias, running, s.epsilon, factors);
     check_launch("finish_forward");
@@ -158,9 +160,11 @@ __global__ void __launch_bounds__(kChannelThreads) gradient_of_planes(const T* d
 constexpr int kGradientBlocks = 2;  // of a multiprocessor
 
 // Channels last: a thread keeps the factors of its V channels and goes over pixels, from the last one on, which the sums read last.
-template <typename T, int V>
+// kPart: bits has a byte for each pack, which says of what channels dy counts.
+template <typename T, int V, bool kPart>
 __global__ void __launch_bounds__(kChannelThreads, kGradientBlocks)
-    gradient_of_pixels(const T* dy, const T* x, T* dx, int64_t pixels, int64_t C, const GradientFactors<WideOf<T>>* factors) {
+    gradient_of_pixels(const T* dy, const uint8_t* bits, const T* x, T* dx, int64_t pixels, int64_t C,
+                       const GradientFactors<WideOf<T>>* factors) {
   let_later_begin();
   wait_for_earlier();
   const int64_t channel = pixel_channel<V>();
@@ -169,12 +173,21 @@ __global__ void __launch_bounds__(kChannelThreads, kGradientBlocks)
 #pragma unroll
   for (int v = 0; v < V; ++v) f[v] = factors[channel + v];
   Held<T, V> g[kPixelBatch], from[kPixelBatch];
+  uint32_t counts[kPixelBatch];
   dy += channel, x += channel, dx += channel;
   each_pixel<true>(
-      pixels, C, [&](int b, int64_t at) { g[b] = hold_last<T, V>(dy + at), from[b] = hold_last<T, V>(x + at); },
+      pixels, C,
+      [&](int b, int64_t at) {
+        g[b] = hold_last<T, V>(dy + at), from[b] = hold_last<T, V>(x + at);
+        if constexpr (kPart) counts[b] = bits[(at + channel) / V];
+      },
       [&](int b, int64_t at) {
         WideOf<T> gradients[V], values[V];
         unpack<T, V>(g[b], gradients), unpack<T, V>(from[b], values);
+        if constexpr (kPart) {
+#pragma unroll
+          for (int v = 0; v < V; ++v) gradients[v] = counts[b] >> v & 1 ? gradients[v] : 0;
+        }
         Lanes<T, V> to;
 #pragma unroll
         for (int v = 0; v < V; ++v) to.at[v] = narrow<T>(f[v](gradients[v], values[v]));
@@ -183,12 +196,15 @@ __global__ void __launch_bounds__(kChannelThreads, kGradientBlocks)
 }
 
 template <typename T, int V>
-void launch_gradient(const TensorView& dy, const TensorView& x, TensorView& dx, const ChannelShape& shape,
+void launch_gradient(const TensorView& dy, const uint8_t* bits, const TensorView& x, TensorView& dx, const ChannelShape& shape,
                      const GradientFactors<WideOf<T>>* factors, int multiprocessors, cudaStream_t stream) {
   if (shape.last) {
     const PixelGrid grid = pixel_grid(shape.count(), shape.C, V, int64_t{kGradientBlocks} * multiprocessors);
-    launch_dependent(gradient_of_pixels<T, V>, grid.blocks, grid.threads, stream, dy.as<const T>(), x.as<const T>(), dx.as<T>(),
-                     shape.count(), shape.C, factors);
+    const auto start = [&](auto kernel) {
+      launch_dependent(kernel, grid.blocks, grid.threads, stream, dy.as<const T>(), bits, x.as<const T>(), dx.as<T>(), shape.count(),
+                       shape.C, factors);
+    };
+    bits ? start(gradient_of_pixels<T, V, true>) : start(gradient_of_pixels<T, V, false>);
   } else {
     gradient_of_planes<T, V><<<blocks_for(x.count(), kChannelThreads, V), kChannelThreads, 0, stream>>>(
         dy.as<const T>(), x.as<const T>(), dx.as<T>(), x.count(), shape.cells, WideDivider(shape.C), factors);
@@ -196,53 +212,116 @@ void launch_gradient(const TensorView& dy, const TensorView& x, TensorView& dx, 
   check_launch("batch normalization's gradient");
 }
 
-void run_gradient(RunContext& r, double epsilon) {
-  const TensorView &dy = r.input(0), &x = r.input(1);
-  require(x.rank() >= 2, "BatchNormalization of a tensor without channels", "give it [N,C,D1,...]");
-  require(dy.dims == x.dims && dy.layout == x.layout, "the gradient differs from the norm's input in shape",
-          "give that of the norm's result");
+// The part of dy that counts, for launches that can't take it as they read.
+template <typename T, int V>
+__global__ void __launch_bounds__(kChannelThreads) keep_positive(const T* dy, const T* y, T* kept, int64_t count) {
+  for (int64_t i = (int64_t{blockIdx.x} * kChannelThreads + threadIdx.x) * V; i < count; i += int64_t{gridDim.x} * kChannelThreads * V) {
+    const auto result = *reinterpret_cast<const Lanes<T, V>*>(y + i);
+    auto g = *reinterpret_cast<const Lanes<T, V>*>(dy + i);
+#pragma unroll
+    for (int v = 0; v < V; ++v)
+      if (!(widen(result.at[v]) > 0)) g.at[v] = narrow<T>(0);
+    *reinterpret_cast<Lanes<T, V>*>(kept + i) = g;
+  }
+}
+template <typename T>
+void launch_keep_positive(const T* dy, const T* y, T* kept, int64_t count, bool aligned, cudaStream_t stream) {
+  constexpr int V = kPackOf16<T>;
+  if (aligned && count % V == 0)
+    keep_positive<T, V><<<blocks_for(count, kChannelThreads, V), kChannelThreads, 0, stream>>>(dy, y, kept, count);
+  else
+    keep_positive<T, 1><<<blocks_for(count, kChannelThreads), kChannelThreads, 0, stream>>>(dy, y, kept, count);
+  check_launch("keep_positive");
+}
+
+// Where things lie in one piece of scratch memory.
+class ScratchPlan {
+ public:
+  size_t add(size_t bytes) { return std::exchange(size_, (size_ + bytes + 63) / 64 * 64); }
+  size_t size() const { return size_; }
+
+ private:
+  size_t size_ = 0;
+};
+
+template <typename T>
+void compute_gradient(RunContext& r, TensorView dy, const TensorView* y, const TensorView& x, TensorView* dx, Row scale, Row of_scale,
+                      Row of_bias, double epsilon) {
+  constexpr int V = kPackOf16<T>;
+  using Sums = ChannelSums<double, true>;
+  using Factors = GradientFactors<WideOf<T>>;
   const ChannelShape shape(x);
-  const Row scale = row_input(r, 2, shape.C);
-  Row of_scale, of_bias;
-  if (r.wants_output(1)) of_scale = r.output(1, r.input(2).dims, r.input(2).dtype);
-  if (r.wants_output(2)) of_bias = r.output(2, r.input(2).dims, r.input(2).dtype);
-  TensorView* dx = r.wants_output(0) ? &r.output(0, x.dims, x.dtype, x.layout) : nullptr;
+  const int multiprocessors = gpu(r).multiprocessors();
+  const bool aligned = is_16_byte_aligned(x.data) && is_16_byte_aligned(dy.data) && is_16_byte_aligned(dx ? dx->data : nullptr) &&
+                       is_16_byte_aligned(y ? y->data : nullptr);
+  const ChannelLaunch launch = channel_launch<true>(shape, V, aligned, multiprocessors);
+  const bool by_bits = y && launch.packed && shape.last;
+  const auto count = static_cast<size_t>(x.count());
+  ScratchPlan plan;
+  const size_t parts_at = plan.add(static_cast<size_t>(launch.parts * shape.C) * sizeof(Sums));
+  const size_t factors_at = plan.add(static_cast<size_t>(shape.C) * sizeof(Factors));
+  const size_t part_at = plan.add(by_bits ? count / V : y ? count * sizeof(T) : 0);
+  auto* scratch = static_cast<char*>(r.scratch(plan.size()));
+  auto* parts = reinterpret_cast<Sums*>(scratch + parts_at);
+  auto* factors = reinterpret_cast<Factors*>(scratch + factors_at);
+  auto* bits = by_bits ? reinterpret_cast<uint8_t*>(scratch + part_at) : nullptr;
+  if (y && !by_bits) {
+    auto* kept = reinterpret_cast<T*>(scratch + part_at);
+    launch_keep_positive(dy.as<const T>(), y->as<const T>(), kept, x.count(), aligned, stream_of(r));
+    dy.data = kept;
+  }
+  const PositivePart<T> positive{by_bits ? y->as<const T>() : nullptr, bits};
+  sum_channels<true, T>(launch, x.as<const T>(), dy.as<const T>(), positive, shape, parts, stream_of(r));
+  launch_dependent(finish_backward<T>, warps_for(shape.C), kFinishThreads, stream_of(r), x.as<const T>(), shape, parts, launch.parts, scale,
+                   of_scale, of_bias, epsilon, factors);
+  check_launch("finish_backward");
+  if (!dx) return;
+  if (launch.packed)
+    launch_gradient<T, V>(dy, bits, x, *dx, shape, factors, multiprocessors, stream_of(r));
+  else
+    launch_gradient<T, 1>(dy, nullptr, x, *dx, shape, factors, multiprocessors, stream_of(r));
+}
+
+void run_gradient(RunContext& r, double epsilon, const NormGradientOperands& at) {
+  const TensorView &dy = r.input(at.dy), &x = r.input(at.x);
+  const TensorView* y = at.y < 0 ? nullptr : &r.input(static_cast<size_t>(at.y));
+  require(x.rank() >= 2, "BatchNormalization of a tensor without channels", "give it [N,C,D1,...]");
+  require(dy.dims == x.dims && dy.layout == x.layout && (!y || (y->dims == x.dims && y->layout == x.layout)),
+          "the gradient differs from the norm's input in shape", "give that of the norm's result");
+  const Dims row = r.input(at.scale).dims;
+  const DType row_type = r.input(at.scale).dtype;
+  const auto output = [&](size_t i, const Dims& dims, DType dtype, Layout layout) {
+    const auto place = static_cast<size_t>(at.outputs[i]);
+    return at.outputs[i] >= 0 && r.wants_output(place) ? &r.output(place, dims, dtype, layout) : nullptr;
+  };
+  const Row scale = row_input(r, at.scale, x.dims[1]);
+  TensorView* of_scale = output(1, row, row_type, Layout::plain);
+  TensorView* of_bias = output(2, row, row_type, Layout::plain);
+  TensorView* dx = output(0, x.dims, x.dtype, x.layout);
   require(x.count() > 0, "BatchNormalization by the statistics of no elements", "give it samples");
   with_float_type(x.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    constexpr int V = kPackOf16<T>;
-    const bool aligned = is_16_byte_aligned(x.data) && is_16_byte_aligned(dy.data) && (!dx || is_16_byte_aligned(dx->data));
-    const int multiprocessors = gpu(r).multiprocessors();
-    const ChannelLaunch launch = channel_launch<true>(shape, V, aligned, multiprocessors);
-    using Sums = ChannelSums<double, true>;
-    using Factors = GradientFactors<WideOf<T>>;
-    const size_t part_bytes = static_cast<size_t>(launch.parts * shape.C) * sizeof(Sums);
-    auto* parts = static_cast<Sums*>(r.scratch(part_bytes + static_cast<size_t>(shape.C) * sizeof(Factors)));
-    auto* factors = reinterpret_cast<Factors*>(reinterpret_cast<char*>(parts) + part_bytes);
-    sum_channels<true, T>(launch, x.as<T>(), dy.as<T>(), shape, parts, stream_of(r));
-    launch_dependent(finish_backward<T>, warps_for(shape.C), kFinishThreads, stream_of(r), x.as<T>(), shape, parts, launch.parts, scale,
-                     of_scale, of_bias, epsilon, factors);
-    check_launch("finish_backward");
-    if (!dx) return;
-    if (launch.packed)
-      launch_gradient<T, V>(dy, x, *dx, shape, factors, multiprocessors, stream_of(r));
-    else
-      launch_gradient<T, 1>(dy, x, *dx, shape, factors, multiprocessors, stream_of(r));
+    compute_gradient<typename decltype(tag)::type>(r, dy, y, x, dx, scale, of_scale ? Row(*of_scale) : Row(),
+                                                   of_bias ? Row(*of_bias) : Row(), epsilon);
   });
 }
 
-CompiledKernel make_gradient(const CompileContext& c) {
-  CompiledKernel kernel{[epsilon = static_cast<double>(c.node().get_float("epsilon", 1e-5f))](RunContext& r) { run_gradient(r, epsilon); }};
-  take_images(c, {0, 1}, kernel);
+}  // namespace
+
+CompiledKernel make_norm_gradient(const CompileContext& c) {
+  NormGradientOperands at;
+  read_norm_gradient(c, at);  // `unsupported_norm_gradient` has seen that there is no reason against it
+  const auto epsilon = static_cast<double>(c.nodes.back()->get_float("epsilon", 1e-5f));
+  CompiledKernel kernel{[epsilon, at](RunContext& r) { run_gradient(r, epsilon, at); }};
+  take_gradient_layouts(c, at, kernel);
   return kernel;
 }
 
-std::string unsupported_gradient(const CompileContext& c) {
-  const std::string reason = refuse_mixed_floats(c, {0, 1});
-  return reason.empty() ? refuse_mixed_floats(c, {2}) : reason;
+std::string unsupported_norm_gradient(const CompileContext& c) {
+  NormGradientOperands at;
+  if (std::string reason = read_norm_gradient(c, at); !reason.empty()) return reason;
+  std::string reason = at.y < 0 ? refuse_mixed_floats(c, {at.dy, at.x}) : refuse_mixed_floats(c, {at.dy, at.x, static_cast<size_t>(at.y)});
+  return reason.empty() ? refuse_mixed_floats(c, {at.scale}) : reason;
 }
-
-}  // namespace
 
 CompiledKernel make_training_batch_norm(const CompileContext& c, const NormFollowers& f) {
   const TrainingSettings s{static_cast<double>(c.node().get_float("epsilon", 1e-5f)),
@@ -253,8 +332,11 @@ CompiledKernel make_training_batch_norm(const CompileContext& c, const NormFollo
 }
 
 void register_batch_normalization_gradient(KernelRegistry& registry) {
-  registry.add(
-      {.op = "BatchNormalizationGrad", .domain = kCommunicationDomain, .make = make_gradient, .unsupported = unsupported_gradient});
+  registry.add({.op = "BatchNormalizationGrad",
+                .domain = kCommunicationDomain,
+                .make = make_norm_gradient,
+                .unsupported = unsupported_norm_gradient,
+                .follows = true});
 }
 
 }  // namespace fretsaw::cuda

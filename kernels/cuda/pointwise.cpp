@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/dropout.h"
+#include "kernels/cuda/normalization_batch.h"
 #include "kernels/cuda/nvrtc.h"
 #include "kernels/cuda/pointwise_operators.h"
 #include "kernels/cuda/pointwise_plan.h"
@@ -25,6 +26,7 @@ std::string refuse_step(const CompileContext& c, const PointStep& step) {
 }
 
 std::string unsupported_step(const CompileContext& c) {
+  if (ends_in_norm_gradient(c)) return unsupported_norm_gradient(c);
   try {
     const PointStep step = read_step(c);
     return step.outputs.empty() ? "no output" : refuse_step(c, step);
@@ -109,6 +111,7 @@ std::vector<size_t> constants_unread(const CompileContext& c, const std::vector<
 }
 
 CompiledKernel make_step(const CompileContext& c) {
+  if (ends_in_norm_gradient(c)) return make_norm_gradient(c);
   PointStep step;
   try {
     step = read_step(c);

@@ -19,10 +19,11 @@ class FusedStep {
     return remember(v, std::move(value));
   }
   // A node, run on the CPU at once. Output 0; the others are at `output`.
-  Value* add(const std::string& op, std::vector<Value*> inputs, std::vector<Attribute> attributes = {}, size_t outputs = 1) {
+  Value* add(const std::string& op, std::vector<Value*> inputs, std::vector<Attribute> attributes = {}, size_t outputs = 1,
+             const std::string& domain = "") {
     std::vector<std::string> names;
     for (size_t i = 0; i < outputs; ++i) names.push_back(fresh());
-    const Node* node = graph_.add_node(op, std::move(inputs), names, std::move(attributes));
+    const Node* node = graph_.add_node(op, std::move(inputs), names, std::move(attributes), domain);
     std::vector<RuntimeValue> results = run_node(*node, pointers(node->inputs, values_));
     for (size_t i = 0; i < outputs; ++i) remember(node->out(i), reordered(results[i], Layout::plain));
     nodes_.push_back(node);

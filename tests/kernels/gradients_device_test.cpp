@@ -1,6 +1,7 @@
 // Gradient operators, and operators as they are while a model is trained, on the device: types, layouts and sizes that take different ways.
 #include "graph/communication_schemas.h"
 #include "tests/kernels/device_case.h"
+#include "tests/kernels/fused_step.h"
 
 namespace fretsaw::testing {
 namespace {
@@ -88,6 +89,10 @@ const std::vector<PoolCase> kPools = {
     {{2, 16, 9, 8},
      {2, 16, 5, 4},
      {attribute("kernel_shape", Dims{3, 3}), attribute("strides", Dims{2, 2}), attribute("pads", Dims{1, 1, 1, 1})}},
+    {{3, 24, 12, 11}, {3, 24, 5, 5}, {attribute("kernel_shape", Dims{3, 3}), attribute("strides", Dims{2, 2})}},
+    {{2, 16, 7, 10},
+     {2, 16, 4, 5},
+     {attribute("kernel_shape", Dims{3, 3}), attribute("strides", Dims{2, 2}), attribute("pads", Dims{0, 1, 2, 0})}},
     {{1, 5, 8, 6}, {1, 5, 4, 3}, {attribute("kernel_shape", Dims{2, 2}), attribute("strides", Dims{2, 2})}},
     {{1, 8, 7, 7},
      {1, 8, 4, 4},
@@ -128,8 +133,17 @@ Tolerance norm_tolerance(DType type) {
 
 TEST(GradientsOnDevice, OfBatchNormalization) {
   if (!any_device()) GTEST_SKIP() << "no device";
-  for (const Dims& dims :
-       std::vector<Dims>{{4, 16, 6, 6}, {2, 5, 7, 3}, {64, 12}, {3, 8, 50}, {2, 3, 4, 5, 6}, {8, 64, 28, 28}, {1, 256, 2, 2}}) {
+  for (const Dims& dims : std::vector<Dims>{{4, 16, 6, 6},
+                                            {2, 5, 7, 3},
+                                            {64, 12},
+                                            {3, 8, 50},
+                                            {2, 3, 4, 5, 6},
+                                            {8, 64, 28, 28},
+                                            {1, 256, 2, 2},
+                                            {40, 24, 16, 15},
+                                            {2, 300, 5, 5},
+                                            {4, 512, 14, 14},
+                                            {2, 2048, 3, 3}}) {
     for (DType type : kFloatTypes) {
       for (Layout layout : layouts_of(dims)) {
         const RuntimeValue dy = reordered(numbers(type, dims, -1, 1, 1), layout), x = reordered(numbers(type, dims, 1, 3, 2), layout);
@@ -150,6 +164,59 @@ TEST(GradientsOnDevice, OfBatchNormalization) {
       }
     }
   }
+}
+
+// The gradient of Relu(BatchNormalization(x)) as one step, in which a part of dy counts.
+class ReluStep {
+ public:
+  ReluStep(DType type, const Dims& dims, double bound = 0) {
+    Value* y = step_.input(random_tensor(type, dims, 1));
+    Value* mask = step_.add("Greater", {y, step_.constant(tensor_as(type, {}, {bound}))});
+    part_ = step_.add("Where", {mask, step_.input(random_tensor(type, dims, 2)), step_.constant(tensor_as(type, {}, {0}))});
+    const DType wide = type == DType::float64 ? type : DType::float32;
+    Value *x = step_.input(random_tensor(type, dims, 3)), *scale = step_.input(random_tensor(wide, {dims[1]}, 4, 0.5, 2));
+    step_.add("BatchNormalizationGrad", {part_, x, scale}, {attribute("epsilon", 1e-3f)}, 3, kCommunicationDomain);
+  }
+  FusedStep& step() { return step_; }
+  Value* part() const { return part_; }
+  Value* output(size_t i) const { return step_.output(i); }
+
+ private:
+  FusedStep step_;
+  Value* part_ = nullptr;
+};
+
+TEST(GradientsOnDevice, OfBatchNormalizationWithRelu) {
+  FRETSAW_DEVICE_OR_SKIP(device);
+  for (const Dims& dims : std::vector<Dims>{{4, 16, 6, 6}, {2, 5, 7, 3}, {64, 16}, {8, 64, 28, 27}, {3, 24, 9, 9}, {2, 520, 5, 5}}) {
+    for (DType type : kFloatTypes) {
+      for (Layout layout : layouts_of(dims)) {
+        for (const std::vector<size_t>& taken : std::vector<std::vector<size_t>>{{0, 1, 2}, {0}, {1, 2}}) {
+          ReluStep relu(type, dims);
+          std::vector<Value*> kept;
+          for (size_t i : taken) kept.push_back(relu.output(i));
+          const std::vector<RuntimeValue> got = relu.step().run_fused(*device, relu.step().context(kept, layout, dims));
+          const Tolerance t = {norm_tolerance(type).relative,
+                               sums_of(type, count_of(dims) / dims[1]).absolute * 4 + norm_tolerance(type).absolute};
+          for (size_t i = 0; i < kept.size(); ++i)
+            EXPECT_EQ(difference(got[i], relu.step().wanted(kept[i]), t), "") << "output " << taken[i] << " of " << to_string(dims);
+        }
+      }
+    }
+  }
+}
+
+TEST(GradientsOnDevice, OfBatchNormalizationTakeNoOtherMasks) {
+  FRETSAW_DEVICE_OR_SKIP(device);
+  const auto reason = [&](double bound, bool keeps_part) {
+    ReluStep relu(DType::float32, {2, 3, 4, 4}, bound);
+    CompileContext c = relu.step().context(keeps_part ? std::vector<Value*>{relu.part(), relu.output(0)} : std::vector{relu.output(0)});
+    c.device = device;
+    return why_unsupported_on_device(c);
+  };
+  EXPECT_EQ(reason(0, false), "");
+  EXPECT_EQ(reason(0.5, false), "other nodes than those of Relu's gradient before BatchNormalizationGrad");
+  EXPECT_EQ(reason(0, true), "a value inside the step that is used outside it");
 }
 
 // The deviation is small beside the mean, and one element is far from all others.

@@ -1,5 +1,6 @@
 // Normalizations on the device, over the lengths and layouts that take different ways through the kernels.
 #include "tests/kernels/device_case.h"
+#include "tests/kernels/fused_step.h"
 
 namespace fretsaw::testing {
 namespace {
@@ -84,6 +85,63 @@ TEST(NormalizationsOnDevice, BatchesInBothLayouts) {
   }
   const RuntimeValue one = numbers(DType::float32, {1}, 0.5, 1), row = numbers(DType::float32, {9});
   expect_same_on_device({"BatchNormalization", {row, one, one, one, one}}, tolerance_for(DType::float32));
+}
+
+// [BatchNormalization Add Relu] and what is left of it, with the statistics of the batch or given ones; x may stand at any place.
+TEST(NormalizationsOnDevice, BatchNormalizationWithWhatFollowsIt) {
+  FRETSAW_DEVICE_OR_SKIP(device);
+  for (const Dims& dims : std::vector<Dims>{{6, 16, 9, 7}, {3, 5, 6, 4}, {2, 72, 3, 3}}) {
+    for (DType type : kHalfAndWide) {
+      for (int form = 0; form < 16; ++form) {
+        const bool trains = form & 1, adds = form & 2, relu = form & 4, last = form & 8;
+        if (!adds && !relu) continue;
+        FusedStep step;
+        std::vector<Value*> inputs = {step.input(random_tensor(type, dims, 1))};
+        for (uint32_t i = 0; i < 4; ++i) inputs.push_back(step.input(random_tensor(type, {dims[1]}, 2 + i, 0.5, 2)));
+        Value* y = step.add("BatchNormalization", inputs, {attribute("training_mode", int64_t{trains})}, trains ? 3 : 1);
+        std::vector<Value*> kept;
+        if (trains) kept = {step.output(1), step.output(2)};
+        if (adds) y = step.add("Add", {step.input(random_tensor(type, dims, 7)), y});
+        if (relu) y = step.add("Relu", {y});
+        kept.push_back(y);
+        const Layout layout = last ? Layout::nhwc : Layout::plain;
+        const CompileContext c = [&] {
+          CompileContext made = step.context(kept, layout, dims);
+          made.device = device;
+          return made;
+        }();
+        ASSERT_EQ(why_unsupported_on_device(c), "");
+        const std::vector<RuntimeValue> got = step.run_fused(*device, c);
+        const auto alone = step.run_one_by_one(*device);
+        const Tolerance t = looser(type);
+        for (size_t i = 0; i < kept.size(); ++i) {
+          EXPECT_EQ(difference(got[i], step.wanted(kept[i]), {4 * t.relative, 4 * t.absolute}), "")
+              << "output " << i << " of form " << form;
+          if (last) continue;  // the nodes alone take another layout
+          EXPECT_EQ(difference(got[i], alone.at(kept[i]), {0, 0}), "") << "output " << i << " of form " << form;
+        }
+      }
+    }
+  }
+}
+
+TEST(NormalizationsOnDevice, BatchNormalizationLeadsNoOtherSteps) {
+  FRETSAW_DEVICE_OR_SKIP(device);
+  const auto reason = [&](bool keeps_norm, const std::string& op, const Dims& other) {
+    FusedStep step;
+    std::vector<Value*> inputs = {step.input(random_tensor(DType::float32, {2, 3, 4, 4}, 1))};
+    for (uint32_t i = 0; i < 4; ++i) inputs.push_back(step.input(random_tensor(DType::float32, {3}, 2 + i, 0.5, 2)));
+    Value* norm = step.add("BatchNormalization", inputs);
+    Value* y = other.empty() ? step.add(op, {norm}) : step.add(op, {norm, step.input(random_tensor(DType::float32, other, 3))});
+    CompileContext c = step.context(keeps_norm ? std::vector<Value*>{norm, y} : std::vector<Value*>{y});
+    c.device = device;
+    return why_unsupported_on_device(c);
+  };
+  EXPECT_EQ(reason(false, "Relu", {}), "");
+  EXPECT_EQ(reason(true, "Relu", {}), "a value inside the step that is used outside it");
+  EXPECT_EQ(reason(false, "Tanh", {}), "Tanh after BatchNormalization");
+  EXPECT_EQ(reason(false, "Add", {3, 1, 1}), "an addition of another shape or type");
+  EXPECT_EQ(reason(false, "Add", {2, 3, 4, 4}), "");
 }
 
 TEST(NormalizationsOnDevice, LocalOnesAndAxes) {

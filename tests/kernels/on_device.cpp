@@ -2,6 +2,7 @@
 #include "tests/kernels/on_device.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -9,6 +10,8 @@
 
 #include "kernels/cuda/devices.h"
 #include "tests/kernels/interpreter.h"
+#include "tests/kernels/on_device_again.h"
+#include "tests/kernels/single_op.h"
 
 namespace fretsaw::testing {
 namespace {
@@ -84,7 +87,27 @@ std::map<std::string, int>& host_fallbacks() {
   return counts;
 }
 
+namespace {
+
+// Whether two runs gave the same; bit by bit where no tolerance is allowed.
+bool same_results(const RuntimeValue& a, const RuntimeValue& b, double tolerance) {
+  if (tolerance == 0) return std::memcmp(a.tensor.data, b.tensor.data, a.tensor.bytes()) == 0;
+  const std::vector<double> x = doubles_of(a), y = doubles_of(b);
+  double largest = 0;
+  for (double v : x) largest = std::max(largest, std::abs(v));
+  for (size_t i = 0; i < x.size(); ++i)
+    if (!(std::abs(x[i] - y[i]) <= tolerance * largest)) return false;
+  return true;
+}
+
+}  // namespace
+
 std::vector<RuntimeValue> run_on_device(Device& device, CompileContext c, const std::vector<RuntimeValue*>& inputs) {
+  return run_on_device_with_noise(device, std::move(c), inputs, 0);
+}
+
+std::vector<RuntimeValue> run_on_device_with_noise(Device& device, CompileContext c, const std::vector<RuntimeValue*>& inputs,
+                                                   double tolerance) {
   device.use();
   c.device = &device;
   if (const std::string reason = why_unsupported_on_device(c); !reason.empty()) throw Error(reason);
@@ -140,7 +163,7 @@ std::vector<RuntimeValue> run_on_device(Device& device, CompileContext c, const 
   const std::vector<RuntimeValue> second = take();
   for (size_t i = 0; i < first.size(); ++i) {
     if (first[i].kind != RuntimeValue::Kind::tensor) continue;
-    if (std::memcmp(first[i].tensor.data, second[i].tensor.data, first[i].tensor.bytes()) != 0)
+    if (!same_results(first[i], second[i], tolerance))
       throw Error("output " + std::to_string(i) + " differs when the step is captured and replayed");
   }
   return first;

@@ -144,6 +144,24 @@ TEST(WholeGradients, OpenSizesAreSummedOverWhereTheyMeet) {
   }
 }
 
+// Batch and sequence are open, and yet the matrix's gradient is one product of all rows, and the bias's a sum over known axes.
+TEST(WholeGradients, OfAMatrixIsOneProductOfAllRows) {
+  WholeGraph graph(R"(
+    g (double[batch,sequence,4] x, double[4,5] w, double[5] b) => (double loss) {
+      m = MatMul(x, w)
+      y = Add(m, b)
+      p = Mul(y, y)
+      loss = ReduceSum<keepdims=0>(p)
+    })");
+  EXPECT_EQ(graph.failure(), "");
+  std::map<std::string, int> counts;
+  for (const Node* node : graph.model().graph->nodes) ++counts[node->op];
+  EXPECT_EQ(counts["MatMul"], 1);  // the forward one
+  EXPECT_EQ(counts["Gemm"], 2);
+  EXPECT_EQ(counts["ReduceSum"], 2);  // the loss, and the bias
+  EXPECT_EQ(counts["SumTo"], 0);
+}
+
 TEST(WholeGradients, AttentionWithAMask) {
   EXPECT_EQ(WholeGraph(R"(
     g (double[2,3,8] x, double[8,24] w, double[24] b, double[8] s, double[8] t) => (double loss)

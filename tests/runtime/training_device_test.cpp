@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "kernels/cuda/devices.h"
 #include "partitioner/training.h"
@@ -138,12 +139,13 @@ const Network kNetworks[] = {
      "adamw:lr=0.01,weight_decay=0.01"},
 };
 
-TrainingPlan plan_of(const Network& network, int data, int pipeline, int micro_batches) {
+TrainingPlan plan_of(const Network& network, int data, int pipeline, int micro_batches, const std::string& precision = "fp32") {
   PartitionOptions options;
   options.mesh.data = data, options.mesh.pipeline = pipeline, options.micro_batches = micro_batches;
   TrainingOptions training;
   training.optimizer = parse_optimizer(network.optimizer);
   training.sync_batch_norm = data > 1;
+  training.precision = precision;
   return partition_for_training(network.make(), options, training);
 }
 
@@ -249,6 +251,29 @@ TEST(TrainingGraphs, UpdateEachParameterInOneStep) {
       of_parameters += std::any_of(c.outputs.begin(), c.outputs.end(), [&](const Value* v) { return v && outputs.contains(v); });
     }
     EXPECT_EQ(of_parameters, plan.parameters.size()) << network.name;
+  }
+}
+
+// BatchNormalization with the Relu behind it, and the gradient of both.
+TEST(TrainingGraphs, NormaliseAndCutOffInOneStep) {
+  if (!built_with_cuda()) GTEST_SKIP() << "a build without CUDA";
+  DividedDevice device;
+  for (const std::string precision : {"fp32", "bf16"}) {
+    const TrainingPlan plan = plan_of(kNetworks[0], 1, 1, 1, precision);
+    std::map<std::string, int> steps;
+    for (const PlanGraph& part : plan.plan->graphs) {
+      const Graph& graph = *part.model->graph;
+      const Consumers consumers = consumers_of(graph);
+      const std::unordered_set<const Value*> outputs(graph.outputs.begin(), graph.outputs.end());
+      const HostNodes host = find_host_nodes(graph, device.kernels(), &device, false);
+      for (const auto& step : device_steps(graph, host, consumers, outputs, device, false)) {
+        std::string operators;
+        for (const Node* node : step) operators += " " + node->op;
+        if (operators.find("BatchNormalization") != std::string::npos) ++steps[operators];
+      }
+    }
+    const std::map<std::string, int> wanted = {{" BatchNormalization Relu", 4}, {" Greater Where BatchNormalizationGrad", 4}};
+    EXPECT_EQ(steps, wanted) << precision;
   }
 }
 
