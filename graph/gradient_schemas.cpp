@@ -270,7 +270,7 @@ std::vector<OpSchema> sum_schemas() {
       .TypeConstraint("S", {"tensor(float)"}, "The sum")
       .TypeAndShapeInferenceFunction([](InferenceContext& context) {
         onnx::updateOutputElemType(context, 0, onnx::TensorProto::FLOAT);
-        onnx::updateOutputShape(context, 0, onnx::TensorShapeProto());
+        onnx::getOutputShape(context, 0);  // none: one number
       });
   return {sum};
 }

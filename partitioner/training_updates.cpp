@@ -84,7 +84,9 @@ class StepGraphWriter {
       if (over.data) sum = all_reduce(g, sum, "data", g.fresh_name("squares"));
       sums.push_back(sum);
     }
-    g.outputs.push_back(g.add_node("Sum", sums, {std::string(kStateOutput) + kSquaredSum})->outputs[0]);
+    Value* all = sums.size() == 1 ? sums[0] : g.add_node("Sum", sums, {g.fresh_name("squares")})->outputs[0];
+    all->name = std::string(kStateOutput) + kSquaredSum;
+    g.outputs.push_back(all);
     infer_shapes(model);
     return model;
   }

@@ -173,8 +173,7 @@ class ReluStep {
     Value* y = step_.input(random_tensor(type, dims, 1));
     Value* mask = step_.add("Greater", {y, step_.constant(tensor_as(type, {}, {bound}))});
     part_ = step_.add("Where", {mask, step_.input(random_tensor(type, dims, 2)), step_.constant(tensor_as(type, {}, {0}))});
-    const DType wide = type == DType::float64 ? type : DType::float32;
-    Value *x = step_.input(random_tensor(type, dims, 3)), *scale = step_.input(random_tensor(wide, {dims[1]}, 4, 0.5, 2));
+    Value *x = step_.input(random_tensor(type, dims, 3)), *scale = step_.input(random_tensor(type, {dims[1]}, 4, 0.5, 2));
     step_.add("BatchNormalizationGrad", {part_, x, scale}, {attribute("epsilon", 1e-3f)}, 3, kCommunicationDomain);
   }
   FusedStep& step() { return step_; }

@@ -164,6 +164,11 @@ void expect_near(const RuntimeValue& got, const RuntimeValue& wanted, const std:
   EXPECT_LE(worst, 2e-3f * range) << what;
 }
 
+// What is added to all keys alike leaves a softmax as it is: the bias has no gradient but what is rounded, and Adam makes steps of that.
+bool is_noise(const std::string& parameter) {
+  return parameter == "k.bias";
+}
+
 class TrainingOnDevices : public ::testing::TestWithParam<int> {};
 
 TEST_P(TrainingOnDevices, GivesTheLossesAndParametersOfTheCpu) {
@@ -187,7 +192,8 @@ TEST_P(TrainingOnDevices, GivesTheLossesAndParametersOfTheCpu) {
       EXPECT_NEAR(have.gradient_norm, want.gradient_norm, 2e-3 * want.gradient_norm) << where << ", step " << step;
     }
     for (const auto* names : {&got.plan().parameters, &got.plan().statistics})
-      for (const std::string& name : *names) expect_near(got.parameter(name), wanted.parameter(name), where + ", " + name);
+      for (const std::string& name : *names)
+        if (!is_noise(name)) expect_near(got.parameter(name), wanted.parameter(name), where + ", " + name);
     for (const RankReport& rank : got.session().ranks())
       EXPECT_TRUE(rank.host_nodes.empty()) << where << ": " << rank.host_nodes.front() << " and others run on the host";
   }

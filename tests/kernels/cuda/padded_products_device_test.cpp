@@ -85,7 +85,7 @@ TEST_P(PaddedProduct, EqualsThePlainKernel) {
     Product product(*device_, spec);
     o.d = empty(bytes_of(output_type(spec), count));
     product.run(o, empty(product.scratch_bytes() + 1), stream_);
-    const double tolerance = output_type(spec) == DType::float32 ? 1e-4 : type == DType::float16 ? 2e-3 : 1.6e-2;
+    const double tolerance = type == DType::float16 ? 2e-3 : 1.6e-2;  // of a float32 D too: it may be staged in the operands' type
     expect_close(values(output_type(spec), o.d, count), values(output_type(spec), plain, count), tolerance);
     memory_.clear();
   }
