@@ -20,7 +20,7 @@ def spans(path):
         letter = KINDS.get(event.get("cat"))
         if event.get("ph") == "X" and letter:
             micro_batch = re.fullmatch(r"\d+[A-Z](\d+)", event["name"])
-            found.append((event["pid"], letter, int(micro_batch[1]) if micro_batch else 0, event["ts"], event["ts"] + event["dur"]))
+            found.append((event["tid"], letter, int(micro_batch[1]) if micro_batch else 0, event["ts"], event["ts"] + event["dur"]))
     return found
 
 
