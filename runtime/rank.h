@@ -164,6 +164,7 @@ class Rank {
   int running_stage_ = -1;
   int64_t allocations_before_ = 0;
   std::function<void(int, int)> before_forward_;
+  static constexpr size_t receives_ahead = 2;   // micro-batches whose receives are kept in flight
   static constexpr size_t sends_in_flight = 4;  // messages a rank may be ahead of its receivers
 };
 

@@ -23,7 +23,7 @@ struct SessionOptions {
   uint64_t weight_seed = 0;
   bool trace = false;
   bool detect_anomaly = false;  // look at what every node makes (anomaly.h): slow
-  double stop_limit_s = 5;  // how long the other ranks may take to stop once one has failed
+  double stop_limit_s = 5;      // how long the other ranks may take to stop once one has failed
   // For tests: called on the rank's thread before each forward; what it throws is that rank's failure.
   std::function<void(int rank, int micro_batch)> before_forward;
 };

@@ -51,7 +51,7 @@ class Trainer {
   TrainingPlan plan_;
   TrainerOptions options_;
   std::unique_ptr<Session> session_;
-  LossScale scale_;  // of plans that scale the loss
+  LossScale scale_;      // of plans that scale the loss
   int64_t counter_ = 0;  // of random masks: the seed and the steps made
   int64_t updates_ = 0;
   double divisor_ = 1;  // of the last step's gradients
