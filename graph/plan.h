@@ -111,8 +111,8 @@ struct WritePlanOptions {
 // What a schedule of this plan must respect: which stages need values from which, and which pipeline rank runs each.
 ScheduleProblem schedule_problem(const Plan& plan);
 // Writes the folder under a temporary name and renames it: plan.json, one model file for each graph with its weights in one external file
-// beside it, annotated.onnx, whole.onnx. Weights are streamed from the files they are mapped from. An existing folder is refused, or with
-// `overwrite` replaced when it is a plan or empty.
+// beside it, states.onnx with the states' first values, annotated.onnx, whole.onnx. Weights are streamed from the files they are mapped
+// from. An existing folder is refused, or with `overwrite` replaced when it is a plan or empty.
 void write_plan(const Plan& plan, const std::string& folder, const WritePlanOptions& options = {});
 // Throws Error naming the file and the field that is missing or wrong.
 Plan read_plan(const std::string& folder, bool structure_only_weights = false);
