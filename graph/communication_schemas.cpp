@@ -25,6 +25,15 @@ void same_type(InferenceContext& context) {
   if (onnx::hasNInputShapes(context, 1)) onnx::propagateShapeFromInputToOutput(context, 0, 0);
 }
 
+// Of operators that take several tensors: each output is as its input.
+void same_types(InferenceContext& context) {
+  for (size_t i = 0; i < context.getNumOutputs(); ++i) {
+    if (i >= context.getNumInputs()) fail_shape_inference("there are more outputs than inputs");
+    onnx::propagateElemTypeFromInputToOutput(context, i, i);
+    if (onnx::hasInputShape(context, i)) onnx::propagateShapeFromInputToOutput(context, i, i);
+  }
+}
+
 int64_t int_attribute(InferenceContext& context, const char* name, int64_t absent) {
   const AttributeProto* a = context.getAttribute(name);
   return a && a->has_i() ? a->i() : absent;
@@ -68,10 +77,10 @@ int64_t part_of(int64_t size, int64_t group_size) {
 }
 
 // AllGather and ReduceScatter: the input's shape with another size along tensor_axis. Uneven parts whose sizes are not given leave it open.
-void sized_axis(InferenceContext& context, bool gathers) {
-  onnx::propagateElemTypeFromInputToOutput(context, 0, 0);
-  if (!onnx::hasNInputShapes(context, 1)) return;
-  onnx::TensorShapeProto shape = onnx::getInputShape(context, 0);
+void sized_axis(InferenceContext& context, size_t place, bool gathers) {
+  onnx::propagateElemTypeFromInputToOutput(context, place, place);
+  if (!onnx::hasInputShape(context, place)) return;
+  onnx::TensorShapeProto shape = onnx::getInputShape(context, place);
   int dimension = dimension_at(context, shape, "tensor_axis");
   auto parts = ints_attribute(context, "sizes");
   int64_t size = known_size(shape, dimension), group_size = int_attribute(context, "group_size", -1), made = -1;
@@ -81,7 +90,13 @@ void sized_axis(InferenceContext& context, bool gathers) {
     made = gathers ? times(size, group_size) : part_of(size, group_size);
   }
   set_size(shape, dimension, made);
-  onnx::updateOutputShape(context, 0, shape);
+  onnx::updateOutputShape(context, place, shape);
+}
+void sized_axes(InferenceContext& context) {
+  for (size_t i = 0; i < context.getNumOutputs(); ++i) {
+    if (i >= context.getNumInputs()) fail_shape_inference("there are more outputs than inputs");
+    sized_axis(context, i, /*gathers=*/false);
+  }
 }
 
 // AllToAll: split_axis becomes smaller, concat_axis larger by the number of ranks.
@@ -98,21 +113,23 @@ void exchanged_axes(InferenceContext& context) {
   onnx::updateOutputShape(context, 0, shape);
 }
 
-OpSchema base(const char* name, const char* doc) {
+// `several`: tensors of one type, each of which becomes the output in its place, by one exchange of all.
+OpSchema base(const char* name, const char* doc, bool several = false) {
+  const auto form = several ? OpSchema::Variadic : OpSchema::Single;
   OpSchema schema(name, __FILE__, __LINE__);
   schema.SetDomain(kCommunicationDomain)
       .SinceVersion(1)
       .SetDoc(doc)
-      .Input(0, "X", "The tensor on this rank", "T")
-      .Output(0, "Y", "The tensor after communication", "T")
+      .Input(0, "X", "The tensor on this rank", "T", form, true, 1)
+      .Output(0, "Y", "The tensor after communication", "T", form, true, 1)
       .TypeConstraint("T", OpSchema::all_tensor_types_ir13(), "Any tensor")
       .Attr("axis", "The mesh axis along which ranks communicate: data, pipeline or tensor", AttributeProto::STRING)
-      .TypeAndShapeInferenceFunction(same_type);
+      .TypeAndShapeInferenceFunction(several ? same_types : same_type);
   return schema;
 }
 
-OpSchema collective(const char* name, const char* doc) {
-  return base(name, doc).Attr("group_size", "The number of ranks along the axis", AttributeProto::INT, static_cast<int64_t>(-1));
+OpSchema collective(const char* name, const char* doc, bool several = false) {
+  return base(name, doc, several).Attr("group_size", "The number of ranks along the axis", AttributeProto::INT, static_cast<int64_t>(-1));
 }
 
 OpSchema with_axis(OpSchema schema) {
@@ -146,13 +163,14 @@ void register_all() {
   schemas.push_back(
       border("Recv", "Marks a value that comes from another stage. The schedule's actions move it.", "The stage it comes from"));
   schemas.push_back(
-      channels_last(with_reduction(collective("AllReduce", "Every rank gets the elementwise reduction of all ranks' tensors."))));
+      channels_last(with_reduction(collective("AllReduce", "Every rank gets the elementwise reduction of all ranks' tensors.", true))));
   schemas.push_back(channels_last(with_axis(collective(
                                       "AllGather", "Every rank gets the ranks' tensors joined along tensor_axis, in the order of ranks.")))
-                        .TypeAndShapeInferenceFunction([](InferenceContext& c) { sized_axis(c, true); }));
-  schemas.push_back(channels_last(with_axis(with_reduction(collective(
-                                      "ReduceScatter", "The tensors are reduced elementwise; each rank gets its part along tensor_axis."))))
-                        .TypeAndShapeInferenceFunction([](InferenceContext& c) { sized_axis(c, false); }));
+                        .TypeAndShapeInferenceFunction([](InferenceContext& c) { sized_axis(c, 0, true); }));
+  schemas.push_back(
+      channels_last(with_axis(with_reduction(collective(
+                        "ReduceScatter", "The tensors are reduced elementwise; each rank gets its part along tensor_axis.", true))))
+          .TypeAndShapeInferenceFunction(sized_axes));
   schemas.push_back(
       collective("AllToAll", "The tensor is cut along split_axis, part k goes to rank k, and what arrives is joined along concat_axis.")
           .Attr("split_axis", "The axis that is cut", AttributeProto::INT, static_cast<int64_t>(0))

@@ -136,18 +136,18 @@ Value* GradientContext::size_value(Value* value, int64_t at) {
 // One dimension may stay open: then the target is a constant all the same.
 Value* GradientContext::reshape_like(Value* gradient, Value* value) {
   const Shape* s = shape(value);
-  if (!s) return add("Reshape", {gradient, shape_value(value)});
+  const std::vector<Attribute> as_they_are = {{"allowzero", int64_t{1}}};  // sizes: a 0 is one
+  if (!s) return add("Reshape", {gradient, shape_value(value)}, as_they_are);
   std::vector<int64_t> target;
   for (const Dim& d : *s) target.push_back(d.value);
   const bool empty = std::count(target.begin(), target.end(), 0) > 0, open = std::count(target.begin(), target.end(), -1) > 0;
-  if (std::count(target.begin(), target.end(), -1) > 1 || (empty && open)) return add("Reshape", {gradient, shape_value(value)});
-  std::vector<Attribute> attributes;
-  if (empty) attributes.push_back({"allowzero", int64_t{1}});
-  return add("Reshape", {gradient, integers(target)}, attributes);
+  if (std::count(target.begin(), target.end(), -1) > 1 || (empty && open))
+    return add("Reshape", {gradient, shape_value(value)}, as_they_are);
+  return add("Reshape", {gradient, integers(target)}, empty ? as_they_are : std::vector<Attribute>());
 }
 
-Value* GradientContext::zeros_like(Value* value) {
-  const DType dtype = value->type.dtype;
+Value* GradientContext::zeros_like(Value* value, DType dtype) {
+  if (dtype == DType::undefined) dtype = value->type.dtype;
   return add("ConstantOfShape", {shape_value(value)}, {{"value", GradientNodes::filled(dtype, {1}, 0)}}, dtype);
 }
 

@@ -4,7 +4,7 @@
 //   GatherGrad(dY, indices, shape) -> dX    dX [a, v, b] of zeros, dX[.., indices[i..], ..] += dY [a, i..., b]; attribute axis
 //   ConvGradInput(dY, W, shape) -> dX       of Y = Conv(X, W); Conv's attributes
 //   ConvGradWeight(dY, X) -> dW             likewise; kernel_shape must be there
-//   MaxPoolGrad(dY, X) -> dX                the first of the largest in a window takes it all; MaxPool's attributes
+//   MaxPoolGrad(dY, X) -> dX                the first of the largest in a window, or the last NaN, takes it all; MaxPool's attributes
 //   AveragePoolGrad(dY, shape) -> dX        AveragePool's attributes
 //   BatchNormalizationGrad(dY, X, scale) -> dX, dScale, dB     by the batch's own statistics; attribute epsilon
 //   LayerNormalizationGrad(dY, X, scale) -> dX, LayerNormalizationGradScale(dY, X) -> dScale, in the shape of the rows (X's dimensions
@@ -12,14 +12,16 @@
 //   AttentionGrad(dY, Q, K, V, mask) -> dQ, dK, dV    Attention's attributes, of which those of outputs that it can leave out and the
 //     precision of its softmax are not there; no cache, no lengths. The mask may be left out
 //   SoftmaxCrossEntropyLossGrad, NegativeLogLikelihoodLossGrad(dLoss, scores, labels, weights) -> dScores; the loss's attributes
-//   CrossEntropy(scores, target) -> loss, lse    for each row of scores [N, C], target int64 [N]: loss = lse - (1 - E) scores[t] - E
-//   mean(scores),
-//     lse = log(sum(e^scores)), both float32 [N], with attributes label_smoothing E and ignore_index (targets whose loss is 0)
+//   CrossEntropy(scores, target) -> loss, lse    for each row of scores [N, C] and its class t, target int64 [N]:
+//     lse = log(sum(e^scores)), loss = lse - (1 - E) scores[t] - E mean(scores), both float32 [N], with attributes label_smoothing E
+//     and ignore_index (targets whose loss is 0)
 //   CrossEntropyGrad(dLoss, scores, target, lse) -> dScores    dLoss (e^(scores - lse) - (1 - E) at t - E / C); likewise
 //   SquaredSum(x...) -> sum                            the squares of all elements of all tensors, added up, float32 []
 //   DropoutMask(shape, samples, counter) -> mask      true with probability 1 - ratio, by the element's index in the whole batch alone:
 //     shape int64 [r] of the mask, whose dimension 0 is the samples at hand times a number of rows each; samples int64 [2]: the first of
 //     them in the batch, and how many they are; counter int64 [] is another in every step; attributes ratio, and key (int) of the node
+//   RandomAt(shape, samples, counter, limits) -> numbers    likewise random numbers, float32: uniform from 0 to 1, or with the attribute
+//     normal = 1 of mean 0 and deviation 1. With `limits`, one number or one for each element, 1 where the number is below it, otherwise 0
 //
 // `shape` is that of dX, an int64 tensor. The gradient of a scale is an operator of its own, since what the stage before waits for (dX)
 // does not need it.

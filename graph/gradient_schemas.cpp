@@ -153,7 +153,7 @@ std::vector<OpSchema> window_schemas() {
                         .Input(1, "X", "Conv's input", "T")
                         .Output(0, "dW", "The gradient of Conv's W", "T")
                         .TypeAndShapeInferenceFunction(weight_shape));
-  schemas.push_back(pooling("MaxPoolGrad", "The gradient of MaxPool: the first of the largest in a window takes it.")
+  schemas.push_back(pooling("MaxPoolGrad", "The gradient of MaxPool: the first of the largest in a window, or the last NaN, takes it.")
                         .Input(1, "X", "MaxPool's input", "T")
                         .Output(0, "dX", "The gradient of MaxPool's X", "T")
                         .TypeAndShapeInferenceFunction(like_input<1>));
@@ -211,8 +211,9 @@ std::vector<OpSchema> attention_schemas() {
   return {schema};
 }
 
-void mask_shape(InferenceContext& context) {
-  onnx::updateOutputElemType(context, 0, onnx::TensorProto::BOOL);
+template <int32_t kType>
+void drawn_shape(InferenceContext& context) {
+  onnx::updateOutputElemType(context, 0, kType);
   bool found = false;
   const onnx::TensorShapeProto shape = onnx::getShapeInput(context, 0, found);
   if (found) onnx::updateOutputShape(context, 0, shape);
@@ -288,8 +289,22 @@ std::vector<OpSchema> random_schemas() {
       .TypeConstraint("B", {"tensor(bool)"}, "The mask")
       .Attr("ratio", "The share of elements that go", AttributeProto::FLOAT, 0.5f)
       .Attr("key", "Of the generator", AttributeProto::INT, static_cast<int64_t>(0))
-      .TypeAndShapeInferenceFunction(mask_shape);
-  return {mask};
+      .TypeAndShapeInferenceFunction(drawn_shape<onnx::TensorProto::BOOL>);
+  OpSchema numbers("RandomAt", __FILE__, __LINE__);
+  numbers.SetDomain(kCommunicationDomain)
+      .SinceVersion(1)
+      .SetDoc("Random numbers, by their index in the whole batch.")
+      .Input(0, "shape", "The shape of the result", "S")
+      .Input(1, "samples", "The first sample at hand and how many there are", "S")
+      .Input(2, "counter", "Another number in every step", "S")
+      .Input(3, "limits", "One number, or one for each element", "F", OpSchema::Optional)
+      .Output(0, "numbers", "The numbers; with limits, 1 where they are below them and otherwise 0", "F")
+      .TypeConstraint("S", {"tensor(int64)"}, "Whole numbers")
+      .TypeConstraint("F", {"tensor(float)"}, "Numbers")
+      .Attr("normal", "1: of mean 0 and deviation 1; otherwise uniform from 0 to 1", AttributeProto::INT, static_cast<int64_t>(0))
+      .Attr("key", "Of the generator", AttributeProto::INT, static_cast<int64_t>(0))
+      .TypeAndShapeInferenceFunction(drawn_shape<onnx::TensorProto::FLOAT>);
+  return {mask, numbers};
 }
 
 }  // namespace

@@ -58,7 +58,7 @@ class Differentiation {
     if (expand_functions(result.notes)) find_dependent(wanted);
     name_dimensions();
     const std::vector<Node*> forward = graph_.nodes;
-    if (dependent_.count(loss_)) contributions_[loss_] = {seed()};
+    if (dependent_.count(loss_)) contribute(loss_->producer, loss_, seed());
     for (size_t i = forward.size(); i-- > 0;) differentiate(*forward[i]);
     for (Value* v : wanted) {
       Value* gradient = total(v);
@@ -172,7 +172,7 @@ class Differentiation {
     GradientContext context(nodes_, node, std::move(of_outputs), wanted);
     const std::vector<Value*> found = apply_rule(node, context);
     for (size_t i = 0; i < found.size() && i < node.inputs.size(); ++i)
-      if (found[i] && wanted[i]) contribute(node, node.inputs[i], found[i]);
+      if (found[i] && wanted[i]) contribute(&node, node.inputs[i], found[i]);
   }
 
   static std::vector<Value*> apply_rule(const Node& node, GradientContext& context) {
@@ -187,13 +187,24 @@ class Differentiation {
     }
   }
 
-  void contribute(Node& user, Value* value, Value* gradient) {
+  // `by`: the node whose rule found it; null for a loss that is an input.
+  void contribute(Node* by, Value* value, Value* gradient) {
     if (!gradient->type.shape && gradient->producer) gradient->type = value->type;
     contributions_[value].push_back(gradient);
-    first_user_[value] = &user;  // the walk goes backwards
+    found_.push_back({by, value, gradient});
+    first_user_[value] = by;  // the walk goes backwards
   }
 
-  // Types of all values anew; a new node whose inputs do not fit is a fault in a rule.
+  // A gradient has its value's element type, rank and sizes, as far as both are known.
+  static bool fits(const Type& gradient, const Type& value) {
+    if (gradient.dtype != value.dtype) return gradient.dtype == DType::undefined || value.dtype == DType::undefined;
+    if (!gradient.shape || !value.shape) return true;
+    return std::equal(gradient.shape->begin(), gradient.shape->end(), value.shape->begin(), value.shape->end(),
+                      [](const Dim& g, const Dim& v) { return !g.known() || !v.known() || g.value == v.value; });
+  }
+
+  // Types of all values anew. A new node whose inputs do not fit is a fault in a rule, and so is a gradient of another type than its
+  // value's.
   void finish(const std::vector<Node*>& forward) {
     if (nodes_.own_domain) model_.opsets[kCommunicationDomain] = 1;
     const std::unordered_set<const Node*> before(forward.begin(), forward.end());
@@ -203,6 +214,13 @@ class Differentiation {
     const ShapeFacts facts = infer_shapes(model_, options_.infer);
     for (const Finding& fault : facts.faults)
       if (added.count(fault.node)) throw Error("a gradient does not fit: " + fault.message, "report this as a fault, with the model");
+    for (const Found& one : found_) {
+      if (fits(one.gradient->type, one.value->type)) continue;
+      const Error error("a gradient does not fit: that of '" + one.value->name + "', which is " + to_string(one.value->type) + ", is " +
+                            to_string(one.gradient->type),
+                        "report this as a fault, with the model");
+      throw one.by ? error.at_node(one.by->name, one.by->op) : error;
+    }
   }
 
   Model& model_;
@@ -213,6 +231,11 @@ class Differentiation {
   std::unordered_set<const Value*> dependent_;
   std::unordered_map<const Value*, std::vector<Value*>> contributions_;
   std::unordered_map<const Value*, Node*> first_user_;
+  struct Found {
+    const Node* by;
+    Value *value, *gradient;
+  };
+  std::vector<Found> found_;
 };
 
 }  // namespace

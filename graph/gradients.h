@@ -62,11 +62,11 @@ class GradientContext {
   Value* integers(const std::vector<int64_t>& values);             // int64 [n]
   Value* integer(int64_t value);                                   // int64 []
 
-  Value* shape_value(Value* value);                    // its dimensions, int64 [rank]: a constant where all are known
-  Value* size_value(Value* value, int64_t axis);       // one of them, int64 [1]
-  Value* reshape_like(Value* gradient, Value* value);  // the elements of `gradient` in the shape of `value`
-  Value* zeros_like(Value* value);
-  Value* expand_like(Value* gradient, Value* value);  // broadcast to the shape of `value`
+  Value* shape_value(Value* value);                                 // its dimensions, int64 [rank]: a constant where all are known
+  Value* size_value(Value* value, int64_t axis);                    // one of them, int64 [1]
+  Value* reshape_like(Value* gradient, Value* value);               // the elements of `gradient` in the shape of `value`
+  Value* zeros_like(Value* value, DType dtype = DType::undefined);  // of its element type, or of this one
+  Value* expand_like(Value* gradient, Value* value);                // broadcast to the shape of `value`
   Value* reduce_sum(Value* value, const std::vector<int64_t>& axes, bool keepdims);
   // Sums a gradient of shape `has` over what `operand` was broadcast along. Where the types leave that open, SumTo decides while it runs.
   Value* sum_to(Value* gradient, const Shape* has, Value* operand);

@@ -69,11 +69,12 @@ struct PlanState {
     int dim = 0;
     Cut cut;
   };
-  std::string name;             // "fc.weight", "gradient:fc.weight", "exp_avg:fc.weight"
-  Type type;                    // of the whole, of known shape
-  TensorPtr initial;            // of the whole; null: zeros
-  bool starts_at_zero = false;  // in every step
-  std::vector<Part> parts;      // what a rank keeps of it; each cuts what the one before leaves. Empty: all of it
+  std::string name;               // "fc.weight", "gradient:fc.weight", "exp_avg:fc.weight"
+  Type type;                      // of the whole, of known shape
+  TensorPtr initial;              // of the whole; null: zeros
+  bool starts_at_zero = false;    // in every step
+  std::vector<Part> parts;        // what a rank keeps of it; each cuts what the one before leaves. Empty: all of it
+  std::string rounded_from = "";  // it is always that state, of the same shape, rounded to this one's type; "": none
 };
 inline constexpr const char *kStateInput = "state:", *kStateOutput = "next:";
 

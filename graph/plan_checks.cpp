@@ -103,6 +103,14 @@ void check_states(const Plan& plan) {
     if (!known) damaged(fmt::format("field '{}.type' is no tensor of known shape", place));
     check_parts(state, plan.mesh, place);
   }
+  for (size_t i = 0; i < plan.states.size(); ++i) {
+    const PlanState& state = plan.states[i];
+    if (state.rounded_from.empty()) continue;
+    const auto from =
+        std::find_if(plan.states.begin(), plan.states.end(), [&](const PlanState& s) { return s.name == state.rounded_from; });
+    if (from == plan.states.end() || dims_of(*from->type.shape) != dims_of(*state.type.shape))
+      damaged(fmt::format("field 'state[{}].rounded_from' names '{}', which is no state of its shape", i, state.rounded_from));
+  }
 }
 
 // --- the schedule ---

@@ -112,6 +112,7 @@ Json states_json(const Plan& plan) {
                     {"initial", state.initial != nullptr},
                     {"starts_at_zero", state.starts_at_zero},
                     {"parts", std::move(parts)}});
+    if (!state.rounded_from.empty()) list.back()["rounded_from"] = json_text(state.rounded_from);
   }
   return list;
 }
@@ -258,6 +259,7 @@ void read_states(const Field& list, Plan& plan) {
     state.name = s.at("name").text();
     state.type = read_type(s.at("type"));
     state.starts_at_zero = s.at("starts_at_zero").boolean();
+    if (s.has("rounded_from")) state.rounded_from = s.at("rounded_from").text();
     if (s.at("initial").boolean()) {
       auto announced = std::make_shared<Tensor>();
       announced->missing = "its file was not read";

@@ -14,11 +14,6 @@ Term input(GradientContext& c, size_t i) {
   return {c, c.input(i)};
 }
 
-Term cast_to(DType type, const Term& x) {
-  if (x.value->type.dtype == type) return x;
-  return {*x.context, x.context->add("Cast", {x}, {{"to", static_cast<int64_t>(type)}}, type)};
-}
-
 // The rule of z = f(x, y) from the gradients of x and y before broadcasting is undone.
 template <auto kFirst, auto kSecond>
 std::vector<Value*> binary(GradientContext& c) {
@@ -73,7 +68,9 @@ std::vector<Value*> pow_gradient(GradientContext& c) {
   Term g = of_output(c), x = input(c, 0), z(c, c.output(0));
   const DType type = x.value->type.dtype, exponent_type = c.input(1)->type.dtype;
   Term exponent = cast_to(type, input(c, 1));  // it may be of another type than the base and the result
-  if (c.wants(0) && c.constant_number(c.input(1)) == 1.0)
+  if (c.wants(0) && c.constant_number(c.input(1)) == 0.0)
+    found[0] = c.zeros_like(x);
+  else if (c.wants(0) && c.constant_number(c.input(1)) == 1.0)
     found[0] = c.sum_to(g, x);
   else if (c.wants(0))
     found[0] = c.sum_to(g * power_slope(c, x, c.constant_number(c.input(1)) ? input(c, 1) : exponent), x);

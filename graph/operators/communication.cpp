@@ -6,8 +6,19 @@
 namespace fretsaw {
 namespace {
 
+// AllReduce and ReduceScatter of several tensors at once come after a graph has been divided.
+void check_single(const Node& node) {
+  if (node.inputs.size() > 1) throw NoRule{"several tensors that are exchanged together"};
+}
+
+FactorRule all_axes_pass(const Node& node) {
+  check_single(node);
+  return elementwise_factors(node);
+}
+
 // AllGather and ReduceScatter: the axis that they join or cut is whole, the others pass.
 FactorRule other_axes_pass(const Node& node) {
+  check_single(node);
   RuleBuilder rule(node);
   const size_t rank = rule.rank(0), axis = axis_of(node.get_int("tensor_axis", 0), rank);
   rule.out_rank(0, rank);
@@ -38,7 +49,12 @@ std::vector<Value*> extreme_gradient(GradientContext& c) {
   return {c.add("Mul", {all_ranks(c, c.of_output(), "sum")[0], share})};
 }
 
+void refuse_several(GradientContext& c) {
+  if (c.node().inputs.size() > 1) c.refuse("has no gradient where several tensors are exchanged together");
+}
+
 std::vector<Value*> all_reduce_gradient(GradientContext& c) {
+  refuse_several(c);
   const std::string reduction = c.node().get_string("reduction", "sum");
   if (reduction == "max" || reduction == "min") return extreme_gradient(c);
   if (reduction != "sum" && reduction != "mean") c.refuse("has no gradient for the reduction '" + reduction + "'");
@@ -54,6 +70,7 @@ std::vector<Value*> all_gather_gradient(GradientContext& c) {
   return {c.add_own("ReduceScatter", {c.of_output()}, std::move(attributes))};
 }
 std::vector<Value*> reduce_scatter_gradient(GradientContext& c) {
+  refuse_several(c);
   if (c.node().get_string("reduction", "sum") != "sum") c.refuse("is differentiated where it sums only");
   return {c.add_own("AllGather", {c.of_output()}, parts_of_axis(c))};
 }
@@ -64,8 +81,7 @@ std::vector<OperatorRecord> communication_operators() {
   std::vector<OperatorRecord> records;
   for (const char* name : {"Send", "Recv"})
     records.push_back({.name = name, .domain = "ai.fretsaw", .since = 1, .role = Role::movement, .factors = elementwise_factors});
-  records.push_back(
-      {.name = "AllReduce", .domain = "ai.fretsaw", .since = 1, .factors = elementwise_factors, .gradient = all_reduce_gradient});
+  records.push_back({.name = "AllReduce", .domain = "ai.fretsaw", .since = 1, .factors = all_axes_pass, .gradient = all_reduce_gradient});
   records.push_back({.name = "Broadcast", .domain = "ai.fretsaw", .since = 1, .factors = elementwise_factors});
   records.push_back({.name = "AllGather", .domain = "ai.fretsaw", .since = 1, .factors = other_axes_pass, .gradient = all_gather_gradient});
   records.push_back(

@@ -5,6 +5,7 @@
 #include "graph/operators/einsum_equation.h"
 #include "graph/operators/gradient_rules.h"
 #include "graph/operators/gradient_terms.h"
+#include "graph/operators/rule_builder.h"
 
 namespace fretsaw {
 namespace {
@@ -108,18 +109,25 @@ class EinsumGradient {
 
   Value* make() {
     check();
+    EinsumEquation product = {{e_.result}, {}};
     std::string inputs = text_of(e_.result);
     std::vector<Value*> operands = {c_.of_output()};
+    std::vector<const Shape*> shapes = {c_.shape(c_.output(0))};
     for (size_t j = 0; j < e_.terms.size(); ++j) {
       if (j == i_) continue;
+      product.terms.push_back(e_.terms[j]);
       inputs += "," + text_of(e_.terms[j]);
       operands.push_back(c_.input(j));
+      shapes.push_back(c_.shape(c_.input(j)));
     }
-    const bool dots = inputs.find("...") != std::string::npos;
-    EinsumTerm to = {shared(mine_.before, inputs), shared(mine_.after, inputs), dots};
+    EinsumTerm& to = product.result;
+    to = {shared(mine_.before, inputs), shared(mine_.after, inputs), inputs.find("...") != std::string::npos};
     if (!mine_.ellipsis) std::swap(to.before, to.after);  // what others broadcast stands in front, and is summed
-    Value* product = c_.add("Einsum", operands, {{"equation", inputs + "->" + text_of(to)}});
-    return spread(dots ? summed(product, to) : product, inputs);
+    if (to.ellipsis) check_ellipsis(to);
+    Value* made = c_.add("Einsum", operands, {{"equation", inputs + "->" + text_of(to)}});
+    std::optional<Shape> has = einsum_shape(product, shapes);
+    made = spread(made, inputs, to.ellipsis, has);
+    return c_.sum_to(made, has ? &*has : nullptr, c_.input(i_));
   }
 
  private:
@@ -139,35 +147,36 @@ class EinsumGradient {
     return found;
   }
 
-  Dim size_of(char label) const {
-    const std::string labels = labels_of(mine_);
-    const size_t at = labels.find(label);
-    const Shape& shape = c_.known_shape(c_.input(i_));
-    return shape[at < mine_.before.size() ? at : shape.size() - (labels.size() - at)];
-  }
-
-  // Sums over what the ellipsis of operand i was broadcast along.
-  Value* summed(Value* product, const EinsumTerm& to) {
-    const Shape &result = c_.known_shape(c_.output(0)), &own = c_.known_shape(c_.input(i_));
-    const size_t dots = result.size() - labels_of(e_.result).size(), own_dots = own.size() - labels_of(mine_).size();
+  void check_ellipsis(const EinsumTerm& to) const {
+    const size_t dots = c_.rank(c_.output(0)) - labels_of(e_.result).size(), own_dots = c_.rank(c_.input(i_)) - labels_of(mine_).size();
     const bool narrower = labels_of(to).size() < labels_of(mine_).size();
     if ((own_dots < dots && !to.before.empty()) || narrower)
       c_.refuse("there is no gradient for an ellipsis that broadcasts inside an operand");
-    Shape has;
-    for (char label : to.before) has.push_back(size_of(label));
-    const auto first = result.begin() + static_cast<int64_t>(e_.result.before.size());
-    has.insert(has.end(), first, first + static_cast<int64_t>(dots));
-    for (char label : to.after) has.push_back(size_of(label));
-    return c_.sum_to(product, &has, c_.input(i_));
   }
 
-  Value* spread(Value* product, const std::string& inputs) {
+  // Along labels that g and the other operands don't have, or have as 1 where this operand has more. `has` follows. Where it is this
+  // operand that has 1 the rest is summed afterwards.
+  Value* spread(Value* product, const std::string& inputs, bool ellipsis, std::optional<Shape>& has) {
     std::vector<int64_t> alone;
+    bool expands = false;
     const std::string labels = labels_of(mine_);
-    for (size_t d = 0; d < labels.size(); ++d)
-      if (inputs.find(labels[d]) == std::string::npos) alone.push_back(static_cast<int64_t>(d));
-    if (alone.empty()) return product;
-    return c_.expand_like(c_.add("Unsqueeze", {product, c_.integers(alone)}), c_.input(i_));
+    const Shape* own = c_.shape(c_.input(i_));
+    const size_t dots = own ? own->size() - labels.size() : 0;
+    for (size_t d = 0; d < labels.size(); ++d) {
+      const Dim mine = own ? (*own)[d < mine_.before.size() ? d : d + dots] : Dim();
+      if (inputs.find(labels[d]) == std::string::npos) {
+        alone.push_back(static_cast<int64_t>(d));
+        if (has) has->insert(has->begin() + static_cast<int64_t>(d), mine);
+      } else if (labels_of(e_.result).find(labels[d]) == std::string::npos && has && mine.value != 1) {
+        const bool in_front = d < mine_.before.size() && (mine_.ellipsis || !ellipsis);
+        Dim& size = (*has)[in_front ? d : has->size() - (labels.size() - d)];  // with an ellipsis no label is alone
+        if (same_known(size, mine) || size.value > 1) continue;
+        expands = true;
+        size = size.value == 1 || mine.known() ? mine : Dim();
+      }
+    }
+    if (!alone.empty()) product = c_.add("Unsqueeze", {product, c_.integers(alone)});
+    return expands || !alone.empty() ? c_.expand_like(product, c_.input(i_)) : product;
   }
 
   GradientContext& c_;

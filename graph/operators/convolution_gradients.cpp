@@ -26,13 +26,6 @@ std::optional<std::vector<int64_t>> kernel_of(GradientContext& c) {
   return spatial(c, c.input(1));
 }
 
-// All axes but that of the channels.
-std::vector<int64_t> all_but_channels(size_t rank) {
-  std::vector<int64_t> axes = {0};
-  for (size_t d = 2; d < rank; ++d) axes.push_back(static_cast<int64_t>(d));
-  return axes;
-}
-
 // How a window slides over `in` cells and makes `out` cells.
 struct Sliding {
   std::vector<int64_t> in, out, kernel, strides, dilations, pads;  // pads: all before, then all after
@@ -75,9 +68,8 @@ std::string auto_pad_of(const Node& node) {
   return name.empty() ? "NOTSET" : name;
 }
 
-std::vector<Attribute> attributes_of(GradientContext& c, const Sliding& w, bool with_kernel) {
-  std::vector<Attribute> found = {{"strides", w.strides}, {"dilations", w.dilations}, {"pads", w.pads}};
-  if (with_kernel) found.push_back({"kernel_shape", w.kernel});
+std::vector<Attribute> attributes_of(GradientContext& c, const Sliding& w) {
+  std::vector<Attribute> found = {{"strides", w.strides}, {"dilations", w.dilations}, {"pads", w.pads}, {"kernel_shape", w.kernel}};
   if (c.node().has("group")) found.push_back({"group", c.node().get_int("group", 1)});
   return found;
 }
@@ -99,7 +91,7 @@ Value* conv_input_gradient(GradientContext& c) {
   sliding.in = *in;
   sliding.out = *out;
   if (auto_pad_of(c.node()) != "NOTSET") share_padding(sliding, auto_pad_of(c.node()));
-  std::vector<Attribute> attributes = attributes_of(c, sliding, true);
+  std::vector<Attribute> attributes = attributes_of(c, sliding);
   const std::vector<int64_t> rest = sliding.rest();
   if (std::count(rest.begin(), rest.end(), 0) != static_cast<int64_t>(rest.size())) attributes.push_back({"output_padding", rest});
   return c.add("ConvTranspose", {g, w}, attributes);
@@ -140,7 +132,7 @@ std::vector<Value*> conv_transpose_gradient(GradientContext& c) {
   std::vector<Value*> found = c.none();
   Value *x = c.input(0), *g = c.of_output();
   const Sliding window = transposed_window(c);
-  const std::vector<Attribute> attributes = attributes_of(c, window, true);
+  const std::vector<Attribute> attributes = attributes_of(c, window);
   if (c.wants(0)) found[0] = c.add("Conv", {g, c.input(1)}, attributes);
   if (c.wants(1)) found[1] = c.add_own("ConvGradWeight", {x, g}, attributes);
   if (c.wants(2)) found[2] = c.reduce_sum(g, all_but_channels(c.rank(x)), false);
@@ -165,14 +157,16 @@ std::vector<Value*> average_pool_gradient(GradientContext& c) {
 // y = (sum |x|^p)^(1/p): g sign(x) (|x| / y)^(p-1) with g / y^(p-1) spread by `spread`; 0 where y is 0
 template <typename Spread>
 Term norm_slope(GradientContext& c, const Spread& spread) {
-  Term g(c, c.of_output()), x(c, c.input(0)), y(c, c.output(0));
   const int64_t p = c.node().get_int("p", 2);
-  if (p == 1) return apply("Sign", x) * spread(g);
-  if (p == 2) return x * spread(where(y == 0.0, 0.0, g / y));
-  const auto power = static_cast<double>(p - 1);
-  Term share = spread(where(y == 0.0, 0.0, g / y.made("Pow", {y, y.number(power)})));
-  Term magnitude = apply("Abs", x);
-  return apply("Sign", x) * magnitude.made("Pow", {magnitude, x.number(power)}) * share;
+  const auto formula = [&](const Term& g, const Term& x, const Term& y) {
+    if (p == 1) return apply("Sign", x) * spread(g);
+    if (p == 2) return x * spread(where(y == 0.0, 0.0, g / y));
+    const auto power = static_cast<double>(p - 1);
+    Term share = spread(where(y == 0.0, 0.0, g / y.made("Pow", {y, y.number(power)})));
+    Term magnitude = apply("Abs", x);
+    return apply("Sign", x) * magnitude.made("Pow", {magnitude, x.number(power)}) * share;
+  };
+  return in_float32(formula, Term(c, c.of_output()), Term(c, c.input(0)), Term(c, c.output(0)));
 }
 
 // A sum over windows is their average times their size, padding counted.

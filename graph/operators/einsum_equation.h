@@ -1,7 +1,10 @@
 // The equation of an Einsum, taken apart.
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "graph/ir.h"
 
 namespace fretsaw {
 
@@ -17,5 +20,10 @@ struct EinsumEquation {
 };
 
 EinsumEquation parse_einsum(std::string equation);
+
+// The shape of the result from the operands' shapes, null where one is not known. Sizes of 1 broadcast to the others, for labels and for
+// the ellipsis; where operands differ in what is not known the dimension is not known either. nullopt where the rank is not, or the
+// equation does not fit the operands.
+std::optional<Shape> einsum_shape(const EinsumEquation& equation, const std::vector<const Shape*>& operands);
 
 }  // namespace fretsaw

@@ -85,7 +85,8 @@ Term gelu_tanh(const Term& g, const Term& x) {
   const double k = std::numbers::sqrt2 * std::numbers::inv_sqrtpi, cubic = 0.044715;
   Term square = x * x;
   Term t = apply("Tanh", x * (k + (k * cubic) * square));
-  return g * (0.5 + 0.5 * t + x * (1.0 - t * t) * (0.5 * k + (1.5 * k * cubic) * square));
+  Term slope = 1.0 - t * t;  // 0 far out, where the square may be infinite
+  return g * (0.5 + 0.5 * t + where(slope == 0.0, 0.0, x * slope * (0.5 * k + (1.5 * k * cubic) * square)));
 }
 
 Term gelu(Term g, Term x, Term) {

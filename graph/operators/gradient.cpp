@@ -315,6 +315,7 @@ std::vector<OperatorRecord> gradient_operators() {
       record("AttentionGrad", Role::contraction, attention_grad_factors, attention_grad_flops),
       {.name = "SquaredSum", .domain = kCommunicationDomain, .since = 1, .role = Role::reduction, .flops = input_elements},
       {.name = "DropoutMask", .domain = kCommunicationDomain, .since = 1, .gradient = zero_gradient},
+      {.name = "RandomAt", .domain = kCommunicationDomain, .since = 1, .gradient = zero_gradient},
   };
 }
 

@@ -93,9 +93,6 @@ inline Condition operator>(const Term& a, double b) {
 inline Condition operator<=(const Term& a, double b) {
   return a <= a.number(b);
 }
-inline Condition operator>=(const Term& a, double b) {
-  return a >= a.number(b);
-}
 inline Condition operator==(const Term& a, double b) {
   return a == a.number(b);
 }
@@ -114,6 +111,25 @@ inline Term where(const Condition& c, double yes, const Term& no) {
 // 1 where it holds, else 0, of the type of `like`.
 inline Term as_number(const Condition& c, const Term& like) {
   return like.made("Cast", {c.value}, {{"to", static_cast<int64_t>(like.value->type.dtype)}});
+}
+
+inline Term cast_to(DType type, const Term& x) {
+  if (x.value->type.dtype == type) return x;
+  return {*x.context, x.context->add("Cast", {x}, {{"to", static_cast<int64_t>(type)}}, type)};
+}
+// What a formula of these operands gives; in 16 bits it is computed in float32, and the result rounded.
+template <typename Formula, typename... Operands>
+Term in_float32(const Formula& formula, const Term& first, const Operands&... others) {
+  const DType type = first.value->type.dtype;
+  if (bits_of(type) >= 32) return formula(first, others...);
+  return cast_to(type, formula(cast_to(DType::float32, first), cast_to(DType::float32, others)...));
+}
+
+// All axes but that of the channels [N, C, ...].
+inline std::vector<int64_t> all_but_channels(size_t rank) {
+  std::vector<int64_t> axes = {0};
+  for (size_t d = 2; d < rank; ++d) axes.push_back(static_cast<int64_t>(d));
+  return axes;
 }
 
 // g divided by the number of elements of x that make one of y. (reduction_gradients.cpp)

@@ -19,14 +19,21 @@ std::vector<Attribute> adding(GradientContext& c) {
   return attributes;
 }
 
+// The gradient added up in zeros, in float32 at least: a sum of many in 16 bits comes to a stop.
+Value* added_up(GradientContext& c, const char* scatter, const std::vector<Attribute>& attributes) {
+  const auto formula = [&](const Term& g) {
+    return g.made(scatter, {c.zeros_like(c.input(0), g.value->type.dtype), c.input(1), g}, attributes);
+  };
+  return in_float32(formula, Term(c, c.of_output()));
+}
+
 std::vector<Value*> gather_elements_gradient(GradientContext& c) {
-  return only_first(c, c.add("ScatterElements", {c.zeros_like(c.input(0)), c.input(1), c.of_output()}, adding(c)));
+  return only_first(c, added_up(c, "ScatterElements", adding(c)));
 }
 
 std::vector<Value*> gather_nd_gradient(GradientContext& c) {
   if (c.node().get_int("batch_dims", 0) != 0) c.refuse("there is no gradient for batch_dims", "write the batch into the indices");
-  Value* sum = c.add("ScatterND", {c.zeros_like(c.input(0)), c.input(1), c.of_output()}, {{"reduction", std::string("add")}});
-  return only_first(c, sum);
+  return only_first(c, added_up(c, "ScatterND", {{"reduction", std::string("add")}}));
 }
 
 // The data, overwritten or added to by the updates. Of updates to one place the last stays, but all get the gradient, as in PyTorch.

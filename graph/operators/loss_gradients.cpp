@@ -13,13 +13,15 @@ Term sum_along(const Term& x, int64_t axis) {
 
 // y (g - sum(g y))
 std::vector<Value*> softmax_gradient(GradientContext& c) {
-  Term g(c, c.of_output()), y(c, c.output(0));
-  return {y * (g - sum_along(g * y, c.node().get_int("axis", -1)))};
+  const int64_t axis = c.node().get_int("axis", -1);
+  const auto formula = [&](const Term& g, const Term& y) { return y * (g - sum_along(g * y, axis)); };
+  return {in_float32(formula, Term(c, c.of_output()), Term(c, c.output(0)))};
 }
 
 // g - e^y sum(g), y being the logarithm
 Term log_softmax(const Term& g, const Term& y, int64_t axis) {
-  return g - apply("Exp", y) * sum_along(g, axis);
+  const auto formula = [&](const Term& of_y, const Term& logs) { return of_y - apply("Exp", logs) * sum_along(of_y, axis); };
+  return in_float32(formula, g, y);
 }
 std::vector<Value*> log_softmax_gradient(GradientContext& c) {
   return {log_softmax(Term(c, c.of_output()), Term(c, c.output(0)), c.node().get_int("axis", -1))};

@@ -105,7 +105,15 @@ std::vector<Value*> slice_gradient(GradientContext& c) {
   return only_first(c, unpick_axes(c, axes, slice));
 }
 
-// The axes that a Pad pads and the number of elements before and after.
+// The sum of g over what was padded: 1 there, and 0 where x's elements are.
+Value* padded_value_gradient(GradientContext& c) {
+  Term g(c, c.of_output());
+  std::vector<Value*> operands = {c.zeros_like(c.input(0)), c.input(1), g.number(1)};
+  if (c.input(3)) operands.push_back(c.input(3));
+  Term padded = g * g.made("Pad", operands);
+  return c.reshape_like(padded.made("ReduceSum", {padded}, {{"keepdims", int64_t{0}}}), c.input(2));
+}
+
 std::vector<Value*> pad_gradient(GradientContext& c) {
   std::vector<Value*> found = c.none();
   const std::string mode = c.node().get_string("mode", "constant");
@@ -116,10 +124,7 @@ std::vector<Value*> pad_gradient(GradientContext& c) {
     std::vector<Value*> operands = {c.of_output(), pads ? c.integers(opposite) : c.add("Neg", {c.input(1)})};
     if (c.input(3)) operands.insert(operands.end(), {nullptr, c.input(3)});
     found[0] = c.add("Pad", operands);
-    if (c.wants(2)) {
-      auto sum = [&](Value* v) { return Term(c, c.add("ReduceSum", {v}, {{"keepdims", int64_t{0}}})); };
-      found[2] = c.reshape_like(sum(c.of_output()) - sum(found[0]), c.input(2));
-    }
+    if (c.wants(2)) found[2] = padded_value_gradient(c);
     return found;
   }
   const size_t rank = c.rank(c.input(0));
@@ -161,7 +166,9 @@ std::vector<Value*> tile_gradient(GradientContext& c) {
   if (shape.empty()) return only_first(c, c.of_output());
   const bool constant = std::count(target.begin(), target.end(), -1) <= 1 && std::count(target.begin(), target.end(), 0) == 0;
   Value* to = constant ? c.integers(target) : c.add("Concat", parts, {{"axis", int64_t{0}}}, DType::int64);
-  return only_first(c, c.reduce_sum(c.add("Reshape", {c.of_output(), to}), axes, false));
+  std::vector<Attribute> attributes;
+  if (!constant) attributes.push_back({"allowzero", int64_t{1}});
+  return only_first(c, c.reduce_sum(c.add("Reshape", {c.of_output(), to}, attributes), axes, false));
 }
 
 // Cuts what was padded and pads what was cut; both take the odd element at the end.

@@ -92,36 +92,49 @@ std::vector<Value*> product_gradient(GradientContext& c) {
 // y = log(sum): g / e^y for each element
 std::vector<Value*> log_sum_gradient(GradientContext& c) {
   std::vector<Value*> found = c.none();
-  found[0] = c.expand_like(restored(c, c.of_output()) / apply("Exp", restored(c, c.output(0))), c.input(0));
+  const auto formula = [](const Term& g, const Term& y) { return g / apply("Exp", y); };
+  found[0] = c.expand_like(in_float32(formula, restored(c, c.of_output()), restored(c, c.output(0))), c.input(0));
   return found;
 }
 
+// The rule of a reduction whose formula leaves the range of 16 bits.
+template <auto kFormula>
+Term widely(Term g, Term x, Term y) {
+  return in_float32(kFormula, g, x, y);
+}
 Term l2(Term g, Term x, Term y) {  // 0 where all elements are 0
-  return where(y == 0.0, 0.0, g * x / y);
+  return where(y == 0.0, 0.0, g * (x / y));
+}
+Term log_sum_exp(Term g, Term x, Term y) {
+  return g * apply("Exp", x - y);
 }
 
 }  // namespace
 
-Term divided_by_count(GradientContext& c, const Term& g, Value* x, Value* y) {
-  const Shape *from = c.shape(x), *to = c.shape(y);
-  if (from && to) {
-    // A dimension of the same symbol in both, at any place, cancels.
-    Dim all = dim_product(*from), kept = dim_product(*to);
-    if (auto n = dim_divide(all, kept); n && n->known()) return n->value > 0 ? g * (1.0 / static_cast<double>(n->value)) : g;
-  }
-  auto size = [&](Value* v) { return as_number({&c, c.add("Size", {v}, {}, DType::int64)}, g); };
-  if (to && to->empty()) return g / size(x);
-  return g * (size(y) / size(x));
+// In float32 at least: float16 holds neither large counts nor what is divided by them.
+Term divided_by_count(GradientContext& c, const Term& gradient, Value* x, Value* y) {
+  const auto formula = [&](const Term& g) {
+    const Shape *from = c.shape(x), *to = c.shape(y);
+    if (from && to) {
+      // A dimension of the same symbol in both, at any place, cancels.
+      Dim all = dim_product(*from), kept = dim_product(*to);
+      if (auto n = dim_divide(all, kept); n && n->known()) return n->value > 0 ? g * (1.0 / static_cast<double>(n->value)) : g;
+    }
+    auto size = [&](Value* v) { return as_number({&c, c.add("Size", {v}, {}, DType::int64)}, g); };
+    if (to && to->empty()) return g / size(x);
+    return g * (size(y) / size(x));
+  };
+  return in_float32(formula, gradient);
 }
 
 GradientRule reduction_gradient(const std::string& name) {
   static const std::unordered_map<std::string, GradientRule> rules = {
-      {"ReduceSum", sum_gradient},        {"ReduceMean", mean_gradient},
-      {"ReduceProd", product_gradient},   {"ReduceMin", extreme_gradient},
-      {"ReduceMax", extreme_gradient},    {"ReduceL1", reduction<[](Term g, Term x, Term) { return g * apply("Sign", x); }>},
-      {"ReduceL2", reduction<l2>},        {"ReduceSumSquare", reduction<[](Term g, Term x, Term) { return 2.0 * g * x; }>},
-      {"ReduceLogSum", log_sum_gradient}, {"ReduceLogSumExp", reduction<[](Term g, Term x, Term y) { return g * apply("Exp", x - y); }>},
-      {"ArgMax", zero_gradient},          {"ArgMin", zero_gradient},
+      {"ReduceSum", sum_gradient},         {"ReduceMean", mean_gradient},
+      {"ReduceProd", product_gradient},    {"ReduceMin", extreme_gradient},
+      {"ReduceMax", extreme_gradient},     {"ReduceL1", reduction<[](Term g, Term x, Term) { return g * apply("Sign", x); }>},
+      {"ReduceL2", reduction<widely<l2>>}, {"ReduceSumSquare", reduction<[](Term g, Term x, Term) { return 2.0 * g * x; }>},
+      {"ReduceLogSum", log_sum_gradient},  {"ReduceLogSumExp", reduction<widely<log_sum_exp>>},
+      {"ArgMax", zero_gradient},           {"ArgMin", zero_gradient},
   };
   auto it = rules.find(name);
   return it == rules.end() ? nullptr : it->second;

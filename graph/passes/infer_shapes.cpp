@@ -8,6 +8,7 @@
 #include <deque>
 
 #include "graph/errors.h"
+#include "graph/operators/einsum_equation.h"
 #include "graph/passes.h"
 #include "graph/passes/broadcast_symbols.h"
 #include "graph/passes/shape_contents.h"
@@ -340,6 +341,15 @@ bool is_equation(const std::string& equation) {
   return true;
 }
 
+// ONNX's inference takes the size of a label or of the ellipsis from the first operand that has it, even where another broadcasts it.
+void correct_einsum(const Node& node) {
+  Type& type = node.outputs[0]->type;
+  std::vector<const Shape*> operands;
+  for (const Value* v : node.inputs) operands.push_back(v && v->type.is_tensor() && v->type.shape ? &*v->type.shape : nullptr);
+  const std::optional<Shape> shape = einsum_shape(parse_einsum(node.get_string("equation", "")), operands);
+  if (type.is_tensor() && shape && (!type.shape || type.shape->size() == shape->size())) type.shape = shape;
+}
+
 void Engine::infer_types(Node& node) {
   const onnx::OpSchema* schema = schema_of(node);
   if (schema && !schema->has_type_and_shape_inference_function()) infer_without_schema(node);
@@ -355,6 +365,7 @@ void Engine::infer_types(Node& node) {
   }
   for (size_t i = 0; i < node.outputs.size(); ++i)
     if (node.outputs[i]) node.outputs[i]->type = type_from_proto(context.output(i));
+  if (node.is("Einsum") && node.out(0)) correct_einsum(node);
 }
 
 // The total of `x` over the product of the other target dimensions, where a target has one -1 and symbols elsewhere.

@@ -73,7 +73,7 @@ class ReshapeSinker {
   bool move(Node& node, const Value* shown) {
     Value* rows = rows_of(shown);
     const Dims dims = *static_dims(rows), shown_dims = *static_dims(shown);
-    if (static_dims(node.out(0)) != shown_dims || !fit(node, shown, shown_dims)) return false;
+    if (static_dims(node.out(0)) != shown_dims || !fit(node, shown, shown_dims) || has_step_of_its_own(node, shown)) return false;
     for (Value*& v : node.inputs) v = v == shown ? rows : as_rows(v, shown_dims, dims);
     Value* result = edit_.detach(node, 0);
     node.out(0)->type = Type::tensor(result->type.dtype, shape_of(dims));
@@ -84,6 +84,13 @@ class ReshapeSinker {
   static bool fit(const Node& node, const Value* shown, const Dims& shown_dims) {
     return std::all_of(node.inputs.begin(), node.inputs.end(), [&](const Value* v) {
       return v == nullptr || v == shown || static_dims(v) == shown_dims || fits_any_rows(v, shown_dims.back());
+    });
+  }
+
+  // Whether another operand is elementwise too, and for this node alone: those two run as one, if no Reshape is put between them.
+  bool has_step_of_its_own(const Node& node, const Value* shown) const {
+    return std::any_of(node.inputs.begin(), node.inputs.end(), [&](const Value* v) {
+      return v && v != shown && v->producer && v->producer->graph == node.graph && follows(*v->producer) && uses_.only_user(v) == &node;
     });
   }
 

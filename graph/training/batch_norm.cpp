@@ -1,12 +1,15 @@
 // BatchNormalization while a model is trained.
 #include "graph/training/batch_norm.h"
 
-#include <cstring>
+#include <algorithm>
+#include <limits>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "graph/communication_schemas.h"
 #include "graph/errors.h"
 #include "graph/passes.h"
+#include "graph/passes/narrow_floats.h"
 #include "graph/passes/rewrite.h"
 
 namespace fretsaw {
@@ -23,19 +26,30 @@ class BatchNormTrainer {
         if (!widest(node->input(i))->is_constant())
           throw Error("its running statistics are computed", "train a model that holds them", ErrorCode::model)
               .at_node(node->name, node->op);
+      for (size_t i : {3, 4}) ++uses_[widest(node->input(i))];
+    }
+    for (Node* node : std::vector<Node*>(graph_.nodes)) {
+      if (!node->is("BatchNormalization")) continue;
       if (data_ranks_ > 1)
         synchronise(*node);
-      else if (bits_of(node->input(0)->type.dtype) < 32)
-        use_narrow_statistics(*node);
       else
         use_own_statistics(*node);
     }
+    for (const Move& m : moves_) finish(m);
+    for (RunningStatistic& one : statistics_) keep_finite(one);
     remove_dead_nodes();
     sort_nodes(graph_);
     return std::move(statistics_);
   }
 
  private:
+  // What becomes of a running statistic: kept * running + added.
+  struct Move {
+    Value *running, *added;
+    float kept;
+    const Node* last;  // of the nodes that move it
+  };
+
   // What a value was cast from, where that holds more.
   static Value* widest(Value* value) {
     const Node* cast = value->producer;
@@ -48,47 +62,62 @@ class BatchNormTrainer {
     std::erase_if(graph_.nodes, [&](const Node* node) { return node->is("Cast") && !used.contains(node->out(0)); });
   }
 
+  // The node moves the running statistics, in what they are kept in. Of shared ones it gives the batch's own.
   void use_own_statistics(Node& node) {
-    node.set("training_mode", int64_t{1});
-    node.outputs.resize(3);
-    for (size_t i : {1, 2}) {
-      Value* running = node.input(i + 2);
-      set_output(node, i, graph_.add_value(graph_.fresh_name(running->name + "_next"), running->type));
-      statistics_.push_back({running, node.outputs[i]});
-    }
-  }
-
-  // In 16 bits: the node gives the batch's own statistics, and the running ones are moved in what they are kept in.
-  void use_narrow_statistics(Node& node) {
-    node.set("training_mode", int64_t{1});
     const float momentum = node.get_float("momentum", 0.9f);
-    node.set("momentum", 0.0f);
+    Value* running[] = {widest(node.input(3)), widest(node.input(4))};
+    const bool shared = uses_.at(running[0]) > 1 || uses_.at(running[1]) > 1;
+    node.set("training_mode", int64_t{1});
+    if (shared) node.set("momentum", 0.0f);
     node.outputs.resize(3);
-    for (size_t i : {1, 2}) {
-      Value* running = widest(node.input(i + 2));
-      const DType narrow = node.input(0)->type.dtype;
-      auto zeros = make_tensor(narrow, dims_of(*running->type.shape));
-      node.inputs[i + 2] = graph_.add_constant(graph_.fresh_name(node.name + "_zeros"), zeros);
-      Value* own = graph_.add_value(graph_.fresh_name(running->name + "_batch"), node.inputs[i + 2]->type);
-      set_output(node, i, own);
-      move(node, running, add(node, "Cast", {own}, {{"to", static_cast<int64_t>(running->type.dtype)}}), momentum);
+    for (size_t i : {0, 1}) {
+      const Type type = running[i]->type;
+      node.inputs[i + 3] = shared ? graph_.add_constant(graph_.fresh_name(node.name + "_zeros"), zeros(type)) : running[i];
+      Value* made = graph_.add_value(graph_.fresh_name(running[i]->name + (shared ? "_batch" : "_next")), type);
+      set_output(node, i + 1, made);
+      if (shared)
+        move(node, running[i], made, momentum);
+      else
+        statistics_.push_back({running[i], made});
     }
   }
+  static TensorPtr zeros(const Type& type) { return make_tensor(type.dtype, dims_of(*type.shape)); }
   Value* add(const Node& of, const std::string& op, std::vector<Value*> inputs, std::vector<Attribute> attributes = {},
              const std::string& domain = "") {
     Node* made = graph_.add_node(op, std::move(inputs), {graph_.fresh_name(of.name + "_" + op)}, std::move(attributes), domain);
     made->name = made->outputs[0]->name;
     return made->outputs[0];
   }
-  Value* number(const Node& of, float value) {
-    auto tensor = make_tensor(DType::float32, {});
-    std::memcpy(mutable_data(*tensor), &value, sizeof value);
-    return graph_.add_constant(graph_.fresh_name(of.name + "_number"), tensor);
+  Value* number(const Node& of, float value, DType type = DType::float32) {
+    return graph_.add_constant(graph_.fresh_name(of.name + "_number"), float_tensor(type, {}, {static_cast<double>(value)}));
   }
-  // momentum * running + (1 - momentum) * now
+  // momentum * running + (1 - momentum) * now, for each node that has it in turn. `now` is of its type.
   void move(const Node& of, Value* running, Value* now, float momentum) {
-    Value* kept = add(of, "Mul", {running, number(of, momentum)});
-    statistics_.push_back({running, add(of, "Add", {kept, add(of, "Mul", {now, number(of, 1 - momentum)})})});
+    const DType type = running->type.dtype;
+    Value* added = add(of, "Mul", {now, number(of, 1 - momentum, type)});
+    const auto before = std::find_if(moves_.begin(), moves_.end(), [&](const Move& m) { return m.running == running; });
+    if (before == moves_.end()) {
+      moves_.push_back({running, added, momentum, &of});
+    } else {
+      Value* earlier = add(of, "Mul", {before->added, number(of, momentum, type)});
+      *before = {running, add(of, "Add", {earlier, added}), before->kept * momentum, &of};
+    }
+  }
+  // The running statistic itself is read by one node, so that it is at home where its next value is made.
+  void finish(const Move& m) {
+    Value* kept = add(*m.last, "Mul", {m.running, number(*m.last, m.kept, m.running->type.dtype)});
+    statistics_.push_back({m.running, add(*m.last, "Add", {kept, m.added})});
+  }
+
+  // A step whose numbers overflow is left out, and the old value stays with it.
+  void keep_finite(RunningStatistic& one) {
+    const Node& of = *one.next->producer;
+    const double largest = one.running->type.dtype == DType::float64   ? std::numeric_limits<double>::max()
+                           : one.running->type.dtype == DType::float32 ? static_cast<double>(std::numeric_limits<float>::max())
+                                                                       : 65504;  // of float16, and well within bfloat16
+    Value* most = graph_.add_constant(graph_.fresh_name(of.name + "_number"), float_tensor(one.running->type.dtype, {}, {largest}));
+    Value* finite = add(of, "LessOrEqual", {add(of, "Abs", {one.next}), most});  // not of NaN
+    one.next = add(of, "Where", {finite, one.next, one.running});
   }
 
   // The same from sums over data ranks, in operators that are differentiated one by one:
@@ -133,24 +162,45 @@ class BatchNormTrainer {
     if (type != DType::float32) last = cast(shifted, type)->producer;
     set_output(*last, 0, y);
     const float momentum = node.get_float("momentum", 0.9f);
-    move(node, widest(node.input(3)), add("Reshape", {mean, flat}), momentum);
-    move(node, widest(node.input(4)), add("Reshape", {variance, flat}), momentum);
+    const auto move_by = [&](size_t input, Value* statistic) {
+      Value *running = widest(node.input(input)), *now = add("Reshape", {statistic, flat});
+      move(node, running, running->type.dtype == DType::float32 ? now : cast(now, running->type.dtype), momentum);
+    };
+    move_by(3, mean), move_by(4, variance);
     std::erase(graph_.nodes, &node);
   }
 
   Graph& graph_;
   int data_ranks_;
+  std::unordered_map<const Value*, int> uses_;  // of running statistics
+  std::vector<Move> moves_;
   std::vector<RunningStatistic> statistics_;
 };
 
 }  // namespace
 
 void batch_norms_for_inference(Graph& graph) {
-  for (Node* node : graph.nodes) {
+  std::unordered_set<const Value*> used(graph.outputs.begin(), graph.outputs.end());
+  for (const Node* node : graph.nodes) {
+    used.insert(node->inputs.begin(), node->inputs.end());
+    for (const Value* v : captures(*node)) used.insert(v);
+  }
+  bool changed = false;
+  for (Node* node : std::vector<Node*>(graph.nodes)) {
     if (!node->is("BatchNormalization")) continue;
     node->remove("training_mode");
+    const std::vector<Value*> outputs = node->outputs;
     node->outputs.resize(1);
+    for (size_t i = 1; i < outputs.size(); ++i) {  // the mean or the variance; before opset 14 four of them, twice in this order
+      if (!outputs[i] || !used.contains(outputs[i])) continue;
+      outputs[i]->producer = nullptr;
+      Node* kept = graph.add_node("Identity", {node->input(i % 2 == 1 ? 3 : 4)}, {graph.fresh_name(node->name + "_running")});
+      kept->name = kept->outputs[0]->name;
+      set_output(*kept, 0, outputs[i]);
+      changed = true;
+    }
   }
+  if (changed) sort_nodes(graph);
 }
 
 std::vector<RunningStatistic> train_batch_norms(Model& model, int data_ranks) {

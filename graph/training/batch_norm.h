@@ -6,18 +6,20 @@
 
 namespace fretsaw {
 
-// A running mean or variance: the initializer, and the value that takes its place after a micro-batch.
+// A running mean or variance, each once: the initializer, and the value that takes its place after a micro-batch.
 struct RunningStatistic {
   Value *running = nullptr, *next = nullptr;
 };
 
-// Takes every BatchNormalization of the graph back to its form for inference, with one output.
+// Takes every BatchNormalization of the graph back to its form for inference, with one output. Where the graph used
+// the others, it gets the running statistics as they are.
 void batch_norms_for_inference(Graph& graph);
 
 // Turns every BatchNormalization of the main graph to training: it normalises by the statistics of the micro-batch, population variances
-// as in ONNX, and moves the running ones. With `data_ranks` above 1 the statistics are those of all of them, by AllReduce over the axis
-// "data". Types must be known, and are known afterwards. Throws Error naming a node whose running statistics are computed, or that can't be
-// synchronised.
+// as in ONNX, and moves the running ones, which nodes in 16 bits read as they are kept; one that several nodes share moves once for each,
+// in their order. What is not finite moves nothing. With `data_ranks` above 1 the statistics are those of all of them, by AllReduce over
+// the axis "data". Types must be known, and are known afterwards. Throws Error naming a node whose running statistics are computed, or that
+// can't be synchronised.
 std::vector<RunningStatistic> train_batch_norms(Model& model, int data_ranks);
 
 }  // namespace fretsaw

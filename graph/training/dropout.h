@@ -1,6 +1,7 @@
-// Dropout while a model is trained.
+// Dropout and random numbers while a model is trained.
 #pragma once
 #include <string>
+#include <unordered_map>
 
 #include "graph/ir.h"
 
@@ -10,9 +11,18 @@ namespace fretsaw {
 // Whoever runs the graph on a part of the batch fills it in.
 inline constexpr const char* kSamplesAtHand = "samples_at_hand";
 
-// Every Dropout of the main graph that is in training mode, with a constant ratio above 0, becomes x * mask / (1 - ratio) with a mask of
-// ai.fretsaw's DropoutMask: another in every step, by `counter` (int64 []), and the same however the batch and the tensor are divided. The
-// graph gets the input kSamplesAtHand where there is such a node. Returns whether there is. Types must be known, and are known afterwards.
-bool count_dropouts(Model& model, const std::string& counter);
+// The dimension of a value that holds the samples, -1: none does. Of a value that is not there nothing is known: it is dimension 0.
+using SampleDims = std::unordered_map<const Value*, int>;
+
+// Every node of the main graph that draws random numbers draws others in every step, by `counter` (int64 []), and the same however the
+// batch and the tensor are divided: Dropout in training mode becomes x * mask / (1 - ratio) with a mask of ai.fretsaw's DropoutMask, or of
+// RandomAt where ratio or mode are computed; RandomNormal, RandomUniform, their Like forms and Bernoulli become RandomAt. What has no
+// samples is drawn once for all of them. The graph gets the inputs `counter` and kSamplesAtHand where there is such a node. Returns whether
+// there is. Types must be known, and are known afterwards.
+bool count_draws(Model& model, const std::string& counter, const SampleDims& dims = {});
+// Whether count_draws would find something.
+bool has_draws(const Graph& graph);
+// Throws Error naming a node, in bodies too, that draws and would draw the same numbers in every step: of another kind, or in a body.
+void refuse_uncounted_draws(const Graph& graph);
 
 }  // namespace fretsaw

@@ -14,5 +14,7 @@ bool matches_pattern(std::string_view pattern, std::string_view name);
 // "A|B": the patterns between the bars. Throws Error of code usage when one is empty.
 std::vector<std::string> split_patterns(const std::string& text);
 bool matches_any(const std::vector<std::string>& patterns, std::string_view name);
+// The three names that look most like the pattern, for an error: "'a', 'b', 'c'".
+std::string similar_names(std::string_view pattern, const std::vector<std::string>& names);
 
 }  // namespace fretsaw

@@ -92,14 +92,6 @@ UpdateModel make_update(const OptimizerSpec& spec, const std::vector<TrainedPara
 std::vector<ParameterUpdate> append_updates(Graph& graph, const OptimizerSpec& spec, const std::vector<TrainedParameter>& parameters,
                                             const UpdateScalars& scalars);
 
-// A graph of each gradient's squared sum, float32 [] (float64 for parameters of that type), from what would go into the update. Whoever
-// adds them up decides that each logical parameter counts once.
-struct SquaredNorms {
-  Model model;
-  std::vector<Value*> gradients, squares;  // inputs and outputs, in the order of the parameters
-};
-SquaredNorms make_squared_norms(const std::vector<TrainedParameter>& parameters);
-
 // `scale` for gradients that are `divisor` times too large (samples that were summed, loss scaling) and of which `squared_sum` is the sum
 // of squares over all parameters as they are. `clip` > 0: the largest global norm, as torch.nn.utils.clip_grad_norm_ does it.
 //   1 / divisor * min(1, clip / (norm + 1e-6)),  norm = sqrt(squared_sum) / divisor

@@ -12,7 +12,7 @@ namespace fretsaw {
 inline constexpr const char *kLearningRate = "scalar:lr", *kStep = "scalar:step", *kScale = "scalar:scale", *kScalarState = "scalar:";
 // The state that the backward pass of float16 starts from, float32 []: the loss's own gradient.
 inline constexpr const char* kLossScale = "scalar:loss_scale";
-// The state that random masks are drawn by, int64 []: the run's seed and how many steps it has made.
+// The state that random numbers are drawn by, int64 []: another in every step, counted up from a number that the run's seed makes.
 inline constexpr const char* kRandomCounter = "scalar:random_counter";
 // The state in which a rank's reduce graph leaves the squared sum of its gradients, float32 [].
 inline constexpr const char* kSquaredSum = "squared_sum";
@@ -23,8 +23,13 @@ inline std::string gradient_of(const std::string& parameter) {  // the name of i
 inline std::string gradient_sum_of(const std::string& parameter) {
   return "gradient_sum:" + parameter;
 }
-// Whether it holds something from step to step: all but gradients and scalars.
+// A parameter rounded to the type that the model computes in, which the update makes.
+inline std::string copy_of(const std::string& parameter) {
+  return "copy:" + parameter;
+}
+// Whether it holds something from step to step that no other state tells: all but gradients, scalars and copies.
 inline bool outlives_step(const PlanState& state) {
+  if (!state.rounded_from.empty()) return false;
   if (state.name == kLossScale || state.name == kRandomCounter) return true;
   const bool passes = state.starts_at_zero || state.name == kSquaredSum || state.name.starts_with(kScalarState);
   return !passes && !state.name.starts_with(gradient_of("")) && !state.name.starts_with(gradient_sum_of(""));

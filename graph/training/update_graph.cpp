@@ -277,19 +277,4 @@ UpdateModel make_update(const OptimizerSpec& spec, const std::vector<TrainedPara
   return update;
 }
 
-SquaredNorms make_squared_norms(const std::vector<TrainedParameter>& parameters) {
-  SquaredNorms norms;
-  norms.model = new_model("squared_norms");
-  for (const TrainedParameter& parameter : parameters) {
-    check(parameter);
-    UpdateWriter writer(*norms.model.graph, compute_type(parameter.type.dtype));
-    Value* gradient = writer.input("gradient:" + parameter.name, parameter.gradient, *parameter.type.shape);
-    Value* square = writer.add("ReduceSumSquare", {writer.computed(gradient)}, "square:" + parameter.name, {{"keepdims", int64_t{0}}});
-    norms.gradients.push_back(gradient);
-    norms.squares.push_back(writer.output(square));
-  }
-  infer_shapes(norms.model);
-  return norms;
-}
-
 }  // namespace fretsaw
