@@ -19,6 +19,7 @@
 // without waiting for it, and what it reads on the host (`KernelRecord::host_inputs`) comes as host memory.
 #pragma once
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -93,6 +94,17 @@ class CompileContext {
   std::optional<Dims> input_dims(size_t i) const;  // nullopt when not known now
 };
 
+struct CompiledKernel;
+
+// A device's kernel that can be put on the stream together with others of its kind, as one: of steps that need nothing of one another.
+class JoinableKernel {
+ public:
+  virtual ~JoinableKernel() = default;
+  virtual const std::string& kind() const = 0;  // those of equal kinds can be joined
+  // Of a step whose inputs and outputs are those of the members, one after another.
+  virtual CompiledKernel join(const std::vector<std::shared_ptr<const JoinableKernel>>& members) const = 0;
+};
+
 struct CompiledKernel {
   std::function<void(RunContext&)> run;
   // Layouts it takes and leaves; empty: all plain. The program reorders an input whose producer left it otherwise.
@@ -104,6 +116,8 @@ struct CompiledKernel {
   std::vector<size_t> packed_inputs;
   // Of a device's kernel: `run` only puts work on the stream, the same every time, so that it can be captured and replayed.
   bool capturable = true;
+  // Of a device's kernel that is small work: null where it can't be joined with others.
+  std::shared_ptr<const JoinableKernel> joinable;
 };
 
 struct KernelRecord {

@@ -117,7 +117,7 @@ void run_gradient(RunContext& r, const AttentionSettings& s) {
   for (size_t o = 0; o < 3; ++o) {
     if (!r.wants_output(o)) continue;
     TensorView& out = r.output(o, r.input(o + 1).dims, r.input(0).dtype);
-    std::fill_n(out.as<T>(), p.q.S == 0 ? out.count() : 0, T(0));  // no query: nothing is added
+    std::fill_n(out.as<T>(), p.q.S == 0 || p.k.S == 0 ? out.count() : 0, T(0));  // no query or no key: nothing is added
     *made[o] = attention_heads<T>(out, o == 0 ? s.q_heads : s.kv_heads);
   }
   if (p.k.S == 0 || p.q.S == 0) return;

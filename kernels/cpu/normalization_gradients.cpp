@@ -147,7 +147,7 @@ struct ChannelSums {
 template <typename T>
 ChannelSums channel_sums(const T* dy, const T* x, const Channels& s, int64_t c, double epsilon) {
   ChannelSums sums;
-  const auto count = static_cast<double>(s.batch * s.cells);
+  const auto count = static_cast<double>(std::max<int64_t>(s.batch * s.cells, 1));  // of nothing the sums are 0
   const auto total = [&](auto term) {
     double sum = 0;
     for (int64_t i = 0; i < s.batch; ++i) {

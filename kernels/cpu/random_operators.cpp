@@ -142,6 +142,30 @@ CompiledKernel make_dropout_mask(const CompileContext& c) {
   }};
 }
 
+// Numbers by the same places.
+CompiledKernel make_random_at(const CompileContext& c) {
+  const bool normal = c.node().get_int("normal", 0) != 0;
+  const auto key = static_cast<uint64_t>(c.node().get_int("key", 0));
+  return {[normal, key](RunContext& r) {
+    const TensorView &shape = r.input(0), &samples = r.input(1);
+    require(samples.count() == 2 && samples.as<int64_t>()[1] > 0, "the samples at hand are not given by two numbers");
+    const Philox random(mask_key(key, static_cast<uint64_t>(input_int(r, 2))));
+    TensorView& y = sized_output(r, 0, Dims(shape.as<int64_t>(), shape.as<int64_t>() + shape.count()), DType::float32);
+    const uint64_t first = first_of_mask(y.dims, samples.as<int64_t>()[0], samples.as<int64_t>()[1]);
+    const float* limits = r.has_input(3) ? r.input(3).as<float>() : nullptr;
+    const int64_t limit_step = limits && r.input(3).count() != 1 ? 1 : 0;
+    require(limit_step == 0 || r.input(3).count() == y.count(), "the limits have another shape than the numbers");
+    auto* numbers = y.as<float>();
+    parallel_for(y.count(), kGrainElements / 16, r.threads(), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const uint64_t at = first + static_cast<uint64_t>(i);
+        const float number = normal ? static_cast<float>(random.normal(at)) : random.uniform(at);
+        numbers[i] = limits ? static_cast<float>(number < limits[i * limit_step]) : number;
+      }
+    });
+  }};
+}
+
 }  // namespace
 
 uint64_t mask_key(uint64_t node, uint64_t counter) {
@@ -150,7 +174,7 @@ uint64_t mask_key(uint64_t node, uint64_t counter) {
 
 uint64_t first_of_mask(const Dims& dims, int64_t first_sample, int64_t samples) {
   const int64_t all = std::accumulate(dims.begin(), dims.end(), int64_t{1}, std::multiplies<>());
-  return static_cast<uint64_t>(all / samples * first_sample);
+  return samples == 0 ? 0 : static_cast<uint64_t>(all / samples * first_sample);
 }
 
 void register_random(KernelRegistry& registry) {
@@ -161,6 +185,7 @@ void register_random(KernelRegistry& registry) {
   registry.add({.op = "Bernoulli", .make = make_bernoulli, .host_random = true});
   registry.add({.op = "Multinomial", .make = make_multinomial, .host_random = true});
   registry.add({.op = "DropoutMask", .domain = "ai.fretsaw", .make = make_dropout_mask});
+  registry.add({.op = "RandomAt", .domain = "ai.fretsaw", .make = make_random_at});
   registry.add({.op = "Dropout", .make = make_dropout, .host_random = true});
 }
 

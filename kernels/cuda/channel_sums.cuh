@@ -14,7 +14,7 @@ struct ChannelShape {
   WideDivider cells;
   bool last = false;
 
-  ChannelShape(const TensorView& x) : N(x.dims[0]), C(x.dims[1]), cells(product_from_2(x.dims)), last(x.layout == Layout::nhwc) {}
+  ChannelShape(const TensorView& x) : N(x.dims[0]), C(x.dims[1]), cells(product_from_2(x.dims)), last(x.layout == Layout::nhwc || cells.divisor == 1) {}
   __host__ __device__ int64_t count() const { return N * cells.divisor; }  // elements of a channel
   // Element e of the channel.
   __device__ int64_t place(int64_t channel, int64_t e) const {

@@ -48,6 +48,7 @@ struct Exponentials {
 
   __device__ void add(float x) {
     all += x;
+    if (x == -INFINITY) return;  // e^(x - top) = 0, whatever came before
     if (x <= top) {
       sum += __expf(x - top);
     } else {
@@ -88,8 +89,12 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t label = class_of(s, target, row, n, fault);
   const float log_sum = own.top + logf(own.sum);
   if (lse) lse[row] = log_sum;
-  losses[row] =
-      label < 0 ? 0.0f : log_sum - (1 - s.smoothing) * static_cast<float>(widen(x[label])) - s.smoothing * own.all / static_cast<float>(n);
+  if (label < 0) {
+    losses[row] = 0;
+    return;
+  }
+  const float mean = s.smoothing > 0 ? s.smoothing * own.all / static_cast<float>(n) : 0.0f;  // which may be infinite
+  losses[row] = log_sum - (1 - s.smoothing) * static_cast<float>(widen(x[label])) - mean;
 }
 
 template <typename T>

@@ -124,9 +124,13 @@ std::vector<fe::NumericalNote_t> unwanted(const Convolution& c) {
 
 class CudnnPlan : public ConvolutionPlan {
  public:
-  CudnnPlan(std::shared_ptr<fe::graph::Graph> graph, int64_t index) : graph_(std::move(graph)), index_(index) {
+  CudnnPlan(std::shared_ptr<fe::graph::Graph> graph, int64_t index, size_t workspace)
+      : graph_(std::move(graph)), index_(index), workspace_(workspace) {}
+  // Null where cuDNN does not say how much memory the plan needs.
+  static std::shared_ptr<CudnnPlan> make(std::shared_ptr<fe::graph::Graph> graph, int64_t index) {
     int64_t bytes = 0;
-    if (graph_->get_workspace_size_plan_at_index(index_, bytes).is_good()) workspace_ = static_cast<size_t>(bytes);
+    if (graph->get_workspace_size_plan_at_index(index, bytes).is_bad()) return nullptr;
+    return std::make_shared<CudnnPlan>(std::move(graph), index, static_cast<size_t>(bytes));
   }
   size_t workspace() const override { return workspace_; }
 
@@ -153,7 +157,7 @@ class CudnnPlan : public ConvolutionPlan {
  private:
   std::shared_ptr<fe::graph::Graph> graph_;
   int64_t index_;
-  size_t workspace_ = 0;
+  size_t workspace_;
 };
 
 }  // namespace
@@ -169,7 +173,8 @@ std::vector<std::shared_ptr<ConvolutionPlan>> cudnn_plans(GpuDevice& device, con
     graph->deselect_numeric_notes(unwanted(c)).deselect_workspace_greater_than(kMostWorkspace);
     const int64_t count = graph->get_execution_plan_count();
     for (int64_t i = 0; i < count && plans.size() < limit; ++i) {
-      if (graph->build_plan_at_index(i).is_good()) plans.push_back(std::make_shared<CudnnPlan>(graph, i));
+      if (graph->build_plan_at_index(i).is_bad()) continue;
+      if (auto plan = CudnnPlan::make(graph, i)) plans.push_back(std::move(plan));
     }
   } catch (const fe::cudnnException&) {  // as good as a status: these engines can't
   }
@@ -181,7 +186,7 @@ std::shared_ptr<ConvolutionPlan> restored_cudnn_plan(GpuDevice& device, const st
     auto graph = std::make_shared<fe::graph::Graph>();
     const std::vector<uint8_t> bytes(saved.begin(), saved.end());
     if (graph->deserialize(device.cudnn(), bytes, false, false).is_bad()) return nullptr;
-    return std::make_shared<CudnnPlan>(std::move(graph), 0);
+    return CudnnPlan::make(std::move(graph), 0);
   } catch (const std::exception&) {  // a damaged file
     return nullptr;
   }

@@ -3,6 +3,8 @@
 //   dx = inverse (h - mean(h) - n mean(h n)),   dscale = sum(g n)
 //
 // RMSNormalization has no mean to subtract, and no mean(h) either.
+#include "kernels/cuda/column_sums.cuh"
+#include "kernels/cuda/fold_readers.cuh"
 #include "kernels/cuda/gradients.h"
 #include "kernels/cuda/normalization_operands.h"
 #include "kernels/cuda/row_registers.cuh"
@@ -36,8 +38,8 @@ struct Statistics {
 };
 
 // Of the rows that a block holds. All of its threads must call it.
-template <bool kCentre, typename T, int V, int kPacks>
-__device__ Statistics<float> statistics_of(const RowRegisters<T, V, kPacks>& x, float n, float epsilon, float* shared) {
+template <bool kCentre, typename Row>
+__device__ Statistics<float> statistics_of(const Row& x, float n, float epsilon, float* shared) {
   float mean = 0, square = 0;
   if constexpr (kCentre) {
     x.each([&](float v) { mean += v; });
@@ -87,48 +89,99 @@ __global__ void __launch_bounds__(kMostThreads) gradient_of_rows(RowGradient<T> 
   }
 }
 
-// parts [gridDim.x * blockDim.y, n]: the sums of g n over the rows that a group of threads has gone through.
-template <bool kCentre, typename T, int V, int kPacks>
-__global__ void __launch_bounds__(kMostThreads) gradient_of_scale(RowGradient<T> a, float* parts) {
-  __shared__ float shared[kMostThreads / 32];
-  float sums[kPacks * V] = {};
-  const int width = static_cast<int>(a.n);
-  for (int64_t first = int64_t{blockIdx.x} * blockDim.y; first < a.rows; first += int64_t{gridDim.x} * blockDim.y) {
-    const int64_t row = first + threadIdx.y;
-    const int own = row < a.rows ? width : 0;
-    RowRegisters<T, V, kPacks> x, g;
-    x.load(a.x + row * a.n, own);
-    g.load(a.dy + row * a.n, own);
-    const Statistics<float> s = statistics_of<kCentre>(x, static_cast<float>(a.n), a.epsilon, shared);
+// A row as RowRegisters holds it, in whole words: that leaves room for sums.
+template <typename T, int V, int kPacks>
+struct HeldRow {
+  Held<T, V> packs[kPacks];
+  int n;
+
+  __device__ __forceinline__ static int first_of(int k) { return RowRegisters<T, V, kPacks>::first_of(k); }
+  // A row of row_n elements, which begins at pack `at` of x.
+  __device__ __forceinline__ void load(const T* x, uint32_t at, int row_n) {
+    const auto* from = reinterpret_cast<const Held<T, V>*>(x);
+    n = row_n;
 #pragma unroll
     for (int k = 0; k < kPacks; ++k) {
-      if (x.first_of(k) >= own) break;
-#pragma unroll
-      for (int j = 0; j < V; ++j) sums[k * V + j] += widen(g.packs[k].at[j]) * ((widen(x.packs[k].at[j]) - s.mean) * s.inverse);
+      if (first_of(k) < n) packs[k] = from[at + k * blockDim.x + threadIdx.x];
     }
   }
-  float* to = parts + (int64_t{blockIdx.x} * blockDim.y + threadIdx.y) * a.n;
+  // f(k, values) for each pack of the thread.
+  template <typename F>
+  __device__ __forceinline__ void each_pack(const F& f) const {
+#pragma unroll
+    for (int k = 0; k < kPacks; ++k) {
+      if (first_of(k) >= n) break;
+      float values[V];
+      unpack<T, V>(packs[k], values);
+      f(k, values);
+    }
+  }
+  template <typename F>
+  __device__ __forceinline__ void each(const F& f) const {
+    each_pack([&](int, const float(&values)[V]) {
+#pragma unroll
+      for (int j = 0; j < V; ++j) f(values[j]);
+    });
+  }
+};
+
+// How many blocks of gradient_of_scale run at once on a multiprocessor.
+template <int kPacks, int kThreads>
+constexpr int kScaleBlocks = kThreads > 256 ? 1
+                             : kPacks < 4   ? 3
+                                            : 2;
+
+// parts [gridDim.x, n]: the sums of g n over the rows that a block has gone through. x has fewer than 2^31 packs.
+template <bool kCentre, typename T, int V, int kPacks, int kThreads>
+__global__ void __launch_bounds__(kThreads, kScaleBlocks<kPacks, kThreads>) gradient_of_scale(RowGradient<T> a, float* parts) {
+  let_later_begin();
+  wait_for_earlier();
+  __shared__ float shared[kThreads / 32];
+  __shared__ Lanes<float, V> joined[kThreads > 256 ? 1 : kThreads * kPacks];  // [groups of whole warps, n] where there are several
+  using Row = HeldRow<T, V, kPacks>;
+  float sums[kPacks][V] = {};
+  const int width = static_cast<int>(a.n), packs = width / V;
+  const auto rows = static_cast<uint32_t>(a.rows);
+  for (uint32_t first = blockIdx.x * blockDim.y; first < rows; first += gridDim.x * blockDim.y) {
+    const uint32_t row = first + threadIdx.y;
+    const int own = row < rows ? width : 0;
+    Row x, g;
+    x.load(a.x, row * packs, own);
+    g.load(a.dy, row * packs, own);
+    const Statistics<float> s = statistics_of<kCentre>(x, static_cast<float>(a.n), a.epsilon, shared);
+    x.each_pack([&](int k, const float(&values)[V]) {
+      float gradients[V];
+      unpack<T, V>(g.packs[k], gradients);
+#pragma unroll
+      for (int j = 0; j < V; ++j) sums[k][j] += gradients[j] * ((values[j] - s.mean) * s.inverse);
+    });
+  }
+  const int group = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.y) * group + static_cast<int>(threadIdx.x);
+  if constexpr (kPacks == 1) {  // as it is for all groups within a warp, which are joined here
+#pragma unroll
+    for (int j = 0; j < V; ++j)
+      for (int mask = group; mask < 32; mask *= 2) sums[0][j] += shuffle_xor(sums[0][j], mask);
+  }
+  const int whole = max(group, 32);
+  float* part = parts + blockIdx.x * a.n;
+  auto* to = whole == kThreads ? reinterpret_cast<Lanes<float, V>*>(part) : joined + thread / whole * packs;
 #pragma unroll
   for (int k = 0; k < kPacks; ++k) {
-    const int i = RowRegisters<T, V, kPacks>::first_of(k);
-    if (i >= width) break;
+    const int pack = Row::first_of(k) / V;
+    if (pack >= packs || thread % whole >= group) break;
+    Lanes<float, V> lanes;
 #pragma unroll
-    for (int j = 0; j < V; ++j) to[i + j] = sums[k * V + j];
+    for (int j = 0; j < V; ++j) lanes.at[j] = sums[k][j];
+    to[pack] = lanes;
   }
-}
-
-// y [n] = the sums of parts [count, n]. A thread of threadIdx.x a column; the threadIdx.y share its parts.
-template <typename T>
-__global__ void __launch_bounds__(256) add_parts(const WideOf<T>* parts, int64_t count, int64_t n, T* y) {
-  __shared__ double shared[256];
-  const int64_t column = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  double sum = 0;
-  if (column < n) {
-#pragma unroll 4
-    for (int64_t p = threadIdx.y; p < count; p += blockDim.y) sum += static_cast<double>(parts[p * n + column]);
+  if (whole == kThreads) return;
+  __syncthreads();
+  const float* from = reinterpret_cast<const float*>(joined);
+  for (int column = thread; column < width; column += kThreads) {
+    float sum = 0;
+    for (int w = 0; w < kThreads / whole; ++w) sum += from[w * width + column];
+    part[column] = sum;
   }
-  sum = join_column(sum, shared, AddJoin{});
-  if (column < n && threadIdx.y == 0) y[column] = narrow<T>(static_cast<WideOf<T>>(sum));
 }
 
 // --- rows that are too long for registers, and float64 ---
@@ -214,32 +267,41 @@ void launch_rows(const RowGradient<T>& a, cudaStream_t stream) {
   check_launch("gradient_of_long_rows");
 }
 
-template <typename T>
-void finish_scale(const WideOf<T>* parts, int64_t count, int64_t n, T* y, cudaStream_t stream) {
-  add_parts<T><<<static_cast<unsigned>((n + 31) / 32), dim3(32, 8), 0, stream>>>(parts, count, n, y);
-  check_launch("add_parts");
+// f.operator()<V, kPacks, kThreads>() for the numbers of a shape that fits: in blocks of 256 threads wherever a row takes no more.
+template <typename T, typename F>
+void with_scale_shape(const RowShape& shape, int64_t n, const F& f) {
+  const auto with_vector = [&]<int V>() {
+    if (shape.threads > 256) return f.template operator()<V, 4, kMostThreads>();
+    if (shape.packs == 1) return f.template operator()<V, 1, 256>();
+    if (n <= int64_t{3} * V * shape.threads) return f.template operator()<V, 3, 256>();
+    f.template operator()<V, 4, 256>();
+  };
+  if (shape.vector == 1)
+    with_vector.template operator()<1>();
+  else
+    with_vector.template operator()<kPackOf16<T>>();
 }
 
 template <bool kCentre, typename T>
 void launch_scale(RunContext& r, const RowGradient<T>& a, T* y) {
   using Wide = WideOf<T>;
   const cudaStream_t stream = stream_of(r);
-  const int64_t wanted = int64_t{2} * gpu(r).multiprocessors();
+  const int64_t multiprocessors = gpu(r).multiprocessors();
   if constexpr (!std::is_same_v<T, double>) {
-    if (const RowShape shape = register_shape(a); shape.fits) {
-      const int64_t blocks = std::min((a.rows + shape.rows_a_block - 1) / shape.rows_a_block, wanted), parts = blocks * shape.rows_a_block;
-      auto* sums = static_cast<float*>(r.scratch(static_cast<size_t>(parts * a.n) * sizeof(float)));
-      with_row_shape<T>(shape, [&]<int V, int kPacks>() {
-        const dim3 threads(static_cast<unsigned>(shape.threads), static_cast<unsigned>(shape.rows_a_block));
-        gradient_of_scale<kCentre, T, V, kPacks><<<static_cast<unsigned>(blocks), threads, 0, stream>>>(a, sums);
+    if (const RowShape shape = register_shape(a); shape.fits && a.rows * (a.n / shape.vector) >> 31 == 0) {
+      return with_scale_shape<T>(shape, a.n, [&]<int V, int kPacks, int kThreads>() {
+        const dim3 threads(static_cast<unsigned>(shape.threads), static_cast<unsigned>(kThreads / shape.threads));
+        const int64_t blocks = std::min((a.rows + threads.y - 1) / threads.y, kScaleBlocks<kPacks, kThreads> * multiprocessors);
+        auto* parts = static_cast<float*>(r.scratch(static_cast<size_t>(blocks * a.n) * sizeof(float)));
+        launch_dependent(gradient_of_scale<kCentre, T, V, kPacks, kThreads>, static_cast<unsigned>(blocks), threads, stream, a, parts);
+        check_launch("gradient_of_scale");
+        launch_join_columns<float>(parts, blocks, a.n, FloatStore<T>{y}, stream);
       });
-      check_launch("gradient_of_scale");
-      return finish_scale<T>(sums, parts, a.n, y, stream);
     }
   }
   constexpr int64_t kRows = 8;  // of a block
   const int64_t columns = (a.n + 31) / 32, most = std::max<int64_t>((a.rows + kRows * 8 - 1) / (kRows * 8), 1);
-  const int64_t blocks = std::clamp<int64_t>(wanted * 4 / columns, 1, std::min<int64_t>(most, 1024));
+  const int64_t blocks = std::clamp<int64_t>(multiprocessors * 8 / columns, 1, std::min<int64_t>(most, 1024));
   const size_t row_bytes = (static_cast<size_t>(a.rows) * sizeof(Statistics<Wide>) + 255) / 256 * 256;
   auto* statistics = static_cast<Statistics<Wide>*>(r.scratch(row_bytes + static_cast<size_t>(blocks * kRows * a.n) * sizeof(Wide)));
   auto* parts = reinterpret_cast<Wide*>(reinterpret_cast<char*>(statistics) + row_bytes);
@@ -248,7 +310,7 @@ void launch_scale(RunContext& r, const RowGradient<T>& a, T* y) {
   gradient_of_long_scale<T>
       <<<dim3(static_cast<unsigned>(columns), static_cast<unsigned>(blocks)), dim3(32, kRows), 0, stream>>>(a, statistics, parts);
   check_launch("gradient_of_long_scale");
-  finish_scale<T>(parts, blocks * kRows, a.n, y, stream);
+  launch_join_columns<Wide>(parts, blocks * kRows, a.n, FloatStore<T>{y}, stream);
 }
 
 struct RowSettings {

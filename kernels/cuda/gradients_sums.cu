@@ -62,25 +62,28 @@ __global__ void __launch_bounds__(kThreads) name_rows(N* targets, N* order, N it
 }
 
 // A block takes the first of the rows that go to one place, and all that follow it, in packs of V: threadIdx.x of a row's packs,
-// threadIdx.y of the rows.
+// threadIdx.y of the rows. Long rows take the blocks of the grid's second dimension several times.
 template <typename T, int V, typename N>
 __global__ void __launch_bounds__(kThreads) sum_sorted_rows(T* y, const T* from, N items, N rows, int64_t width, Ordered<N> sorted) {
   using Wide = WideOf<T>;
   __shared__ Wide shared[kThreads];
   const N first = blockIdx.x, target = sorted.targets[first];
   if (target == rows || (first > 0 && sorted.targets[first - 1] == target)) return;
-  const int64_t pack = int64_t{blockIdx.y} * blockDim.x + threadIdx.x, column = pack * V;
-  const bool real = column < width;
-  Wide sums[V] = {};
-  for (N k = first + threadIdx.y; real && k < items && sorted.targets[k] == target; k += blockDim.y) {
-    const auto row = *reinterpret_cast<const Lanes<T, V>*>(from + static_cast<int64_t>(sorted.order[k]) * width + column);
+  const int64_t block = int64_t{blockDim.x} * V;
+  for (int64_t begin = blockIdx.y * block; begin < width; begin += gridDim.y * block) {
+    const int64_t column = begin + int64_t{threadIdx.x} * V;
+    const bool real = column < width;
+    Wide sums[V] = {};
+    for (N k = first + threadIdx.y; real && k < items && sorted.targets[k] == target; k += blockDim.y) {
+      const auto row = *reinterpret_cast<const Lanes<T, V>*>(from + static_cast<int64_t>(sorted.order[k]) * width + column);
 #pragma unroll
-    for (int v = 0; v < V; ++v) sums[v] += widen(row.at[v]);
+      for (int v = 0; v < V; ++v) sums[v] += widen(row.at[v]);
+    }
+    Lanes<T, V> out;
+#pragma unroll
+    for (int v = 0; v < V; ++v) out.at[v] = narrow<T>(join_column(sums[v], shared, AddJoin{}));
+    if (real && threadIdx.y == 0) *reinterpret_cast<Lanes<T, V>*>(y + static_cast<int64_t>(target) * width + column) = out;
   }
-  Lanes<T, V> out;
-#pragma unroll
-  for (int v = 0; v < V; ++v) out.at[v] = narrow<T>(join_column(sums[v], shared, AddJoin{}));
-  if (real && threadIdx.y == 0) *reinterpret_cast<Lanes<T, V>*>(y + static_cast<int64_t>(target) * width + column) = out;
 }
 
 // The same for short rows: a thread takes one column of them.
@@ -98,7 +101,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-constexpr int64_t kShortRow = 64;
+constexpr int64_t kShortRow = 64, kMostBlocksDown = 65535;
 
 template <typename T, typename N>
 void sum_sorted(RunContext& r, const Updates& u, const Ordered<N>& sorted) {
@@ -114,7 +117,8 @@ void sum_sorted(RunContext& r, const Updates& u, const Ordered<N>& sorted) {
   }
   const auto launch = [&]<int V>() {
     const dim3 threads(32, kThreads / 32);
-    const dim3 grid(static_cast<unsigned>(u.items), static_cast<unsigned>((u.inner / V + 31) / 32));
+    const int64_t pieces = (u.inner / V + 31) / 32;
+    const dim3 grid(static_cast<unsigned>(u.items), static_cast<unsigned>(std::min<int64_t>(pieces, kMostBlocksDown)));
     sum_sorted_rows<T, V, N><<<grid, threads, 0, stream>>>(y, from, items, rows, u.inner, sorted);
   };
   if (u.inner % kPackOf16<T> == 0 && is_16_byte_aligned(from) && is_16_byte_aligned(y))

@@ -286,8 +286,10 @@ struct Meeting {
     if (peer < group.ranks && peer != group.rank) {
       const auto address = reinterpret_cast<uint64_t>(own);
       uint2 word{static_cast<uint32_t>(address), static_cast<uint32_t>(address >> 32)};
+      __threadfence_system();  // what earlier kernels wrote is there for who reads the word
       send_word(post(peer, group.rank), word, round);
       goes_on = receive_word(post(group.rank, peer), round, group, word);
+      __threadfence_system();
       tensors[peer] = reinterpret_cast<char*>(static_cast<uint64_t>(word.y) << 32 | word.x);
     }
     return __syncthreads_and(goes_on);

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <map>
 
-#include "kernels/cuda/dependent_launch.h"
 #include "kernels/cuda/dropout.h"
 #include "kernels/cuda/normalization_batch.h"
 #include "kernels/cuda/nvrtc.h"
+#include "kernels/cuda/pointwise_launch.h"
 #include "kernels/cuda/pointwise_operators.h"
 #include "kernels/cuda/pointwise_plan.h"
 #include "kernels/cuda/sum_many.h"
@@ -49,23 +49,8 @@ class ReadyStep {
   }
 
   void run(RunContext& r) {
-    size_t next = 0;
-    uintptr_t low_bits = 0;
-    const auto add = [&](const void* address) {
-      const auto number = reinterpret_cast<uintptr_t>(address);
-      low_bits |= number;
-      step_.arguments[next++] = number;
-    };
-    for (size_t i : step_.inputs) add(r.input(i).data);
-    for (const PreparedStep::Output& o : step_.outputs) add(r.output(o.index, o.dims, o.dtype, step_.output_layouts[o.index]).data);
-    if (step_.blocks == 0) return;
-    step_.arguments.back() = low_bits % 16 == 0;
-    void* arguments[] = {step_.arguments.data()};
-    cudaLaunchAttribute attribute = dependent_attribute();
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned>(step_.blocks)), config.blockDim = dim3(step_.threads), config.stream = stream_of(r);
-    config.attrs = &attribute, config.numAttrs = 1;
-    FRETSAW_CUDA_CHECK(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel_), arguments));
+    give_addresses(step_, r, {}, step_.arguments.data());
+    if (step_.blocks) launch_step(kernel_, step_.blocks, step_.threads, step_.arguments.data(), r);
   }
 
  private:
@@ -126,6 +111,7 @@ CompiledKernel make_step(const CompileContext& c) {
   CompiledKernel kernel{.run = {}, .input_layouts = made.input_layouts, .output_layouts = made.output_layouts};
   kernel.overwrites = made.overwrites;
   kernel.packed_inputs = constants_unread(c, made.inputs);
+  kernel.joinable = joinable_points(made, gpu(c).compute_capability());
   auto ready = std::make_shared<ReadyStep>(std::move(made), gpu(c).compute_capability());
   kernel.run = [ready](RunContext& r) { ready->run(r); };
   return kernel;

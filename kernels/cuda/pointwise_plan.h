@@ -37,6 +37,8 @@ struct PreparedStep {
     DType dtype;
   };
   std::string source, name;
+  // Of steps that can be joined: what stands before the kernel, and the kernel's body, of the block `block` with the arguments `a`.
+  std::string declarations, body;
   uint64_t blocks = 0;  // 0: there is nothing to do
   unsigned threads = 0;
   std::vector<uint64_t> arguments;  // addresses of inputs, then of outputs, then the rest; the last word is whether addresses are aligned
@@ -46,6 +48,9 @@ struct PreparedStep {
   int overwrites = -1;
 };
 PreparedStep prepare_points(const PointStep& step, const std::vector<Layout>& offered, size_t outputs);
+// The source of one kernel, `name`, for `members` steps with these declarations and this body. It is started with the arguments of all,
+// and 32 bits for each: the first block that is not the member's any more.
+std::string joined_source(const PreparedStep& step, size_t members);
 PreparedStep prepare_rows(const PointStep& step, size_t inputs, size_t outputs);
 // The reason why a step with reductions can't be done in rows; "" when it can.
 std::string refuse_rows(const PointStep& step);

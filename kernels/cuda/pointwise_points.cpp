@@ -77,17 +77,16 @@ class PointPrinter {
   int vector() const { return vector_; }
   std::string name() const { return printer_.name("points"); }
 
-  std::string source() const {
-    std::string text = fmt::format("extern \"C\" __global__ void __launch_bounds__({}) {}(const __grid_constant__ Arguments a) {{\n",
-                                   block_threads, name());
-    text += fmt::format("begin_beside_earlier();\ntypedef {} I;\n", space_.plan.wide() ? "unsigned long long" : "unsigned");
-    text += fmt::format("const I first = (I(blockIdx.x) * {}u + threadIdx.x) * {}u, count = I(a.count);\n", block_threads, vector_);
+  std::string declarations() const { return printer_.declarations(space_.plan, space_.operands.size(), step_.outputs.size()); }
+  std::string body() const {
+    std::string text = fmt::format("typedef {} I;\n", space_.plan.wide() ? "unsigned long long" : "unsigned");
+    text += fmt::format("const I first = (I(block) * {}u + threadIdx.x) * {}u, count = I(a.count);\n", block_threads, vector_);
     text +=
         fmt::format("if (first >= count) return;\nconst I left = count - first;\nconst bool whole = a.aligned && left >= {}u;\n", vector_);
     if (has_strides_ && whole_rows_) text += StepPrinter::coordinates(space_.plan, "first");
     for (size_t k = 0; k < space_.operands.size(); ++k) text += loaded(k);
     if (has_strides_ && !whole_rows_) text += loaded_one_by_one();
-    return printer_.source(space_.plan, space_.operands.size(), step_.outputs.size(), text + computed() + "}\n");
+    return text + computed();
   }
 
  private:
@@ -164,14 +163,30 @@ class PointPrinter {
   bool has_strides_, whole_rows_;
 };
 
+std::string kernel_text(const std::string& name, const char* arguments, const std::string& text) {
+  return fmt::format(
+      "extern \"C\" __global__ void __launch_bounds__({}) {}(const __grid_constant__ {}) {{\nbegin_beside_earlier();\n{}}}\n",
+      block_threads, name, arguments, text);
+}
+
 }  // namespace
+
+std::string joined_source(const PreparedStep& step, size_t members) {
+  const std::string all = fmt::format("struct Joined {{\n  Arguments of[{0}];\n  unsigned ends[{0}];\n}};\n", members);
+  std::string text = fmt::format("unsigned member = 0;\nfor (unsigned high = {}u; member < high;) {{\n", members - 1);
+  text += "const unsigned middle = (member + high) / 2;\nif (blockIdx.x < j.ends[middle]) high = middle; else member = middle + 1;\n}\n";
+  text += "const Arguments& a = j.of[member];\nconst unsigned block = member > 0 ? blockIdx.x - j.ends[member - 1] : blockIdx.x;\n";
+  return StepPrinter::source(step.declarations + all, kernel_text(step.name, "Joined j", text + step.body));
+}
 
 PreparedStep prepare_points(const PointStep& step, const std::vector<Layout>& offered, size_t outputs) {
   const PointSpace space = space_of(step, offered);
   const PointPrinter printer(step, space);
   PreparedStep made;
-  made.source = printer.source();
   made.name = printer.name();
+  made.declarations = printer.declarations(), made.body = printer.body();
+  made.source =
+      StepPrinter::source(made.declarations, kernel_text(made.name, "Arguments a", "const unsigned block = blockIdx.x;\n" + made.body));
   made.threads = block_threads;
   const uint64_t a_block = uint64_t{block_threads} * static_cast<unsigned>(printer.vector());
   made.blocks = (static_cast<uint64_t>(space.plan.count) + a_block - 1) / a_block;

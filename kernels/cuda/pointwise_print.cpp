@@ -77,7 +77,7 @@ std::string StepPrinter::computed(int i) const {
   return fmt::format("const {} v{} = {};\n", compute_type(v.dtype), i, call);
 }
 
-std::string StepPrinter::source(const SpacePlan& space, size_t inputs, size_t outputs, const std::string& kernel) const {
+std::string StepPrinter::declarations(const SpacePlan& space, size_t inputs, size_t outputs) const {
   std::string members;
   if (inputs) members += fmt::format("  const void* in[{}];\n", inputs);
   members += fmt::format("  void* out[{}];\n  unsigned long long count;\n", outputs);
@@ -86,8 +86,12 @@ std::string StepPrinter::source(const SpacePlan& space, size_t inputs, size_t ou
   if (strided) members += fmt::format("  long long strides[{}][{}];\n", strided, space.sizes.size());
   const size_t words = (space.sizes.size() * 3 + 1) / 2 * 2 - space.sizes.size() * 3;
   members += fmt::format("  Size sizes[{}];\n{}  unsigned long long aligned;\n", space.sizes.size(), words ? "  unsigned unused;\n" : "");
-  return fmt::format("{}{}namespace fretsaw {{\n{}struct Arguments {{\n{}}};\n{}}}  // namespace fretsaw\n", pointwise_functions,
-                     pointwise_accesses, definitions_, members, kernel);
+  return fmt::format("{}struct Arguments {{\n{}}};\n", definitions_, members);
+}
+
+std::string StepPrinter::source(const std::string& declarations, const std::string& kernel) {
+  return fmt::format("{}{}namespace fretsaw {{\n{}{}}}  // namespace fretsaw\n", pointwise_functions, pointwise_accesses, declarations,
+                     kernel);
 }
 
 std::string StepPrinter::name(const std::string& prefix) const {

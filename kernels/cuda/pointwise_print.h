@@ -19,8 +19,10 @@ class StepPrinter {
   std::string value(int i) const;
   // "const float v5 = Add_0(v3, v4);", rounded to the value's type
   std::string computed(int i) const;
-  // Preludes, functions, and struct Arguments for a space; `kernel` is the text of the kernel.
-  std::string source(const SpacePlan& space, size_t inputs, size_t outputs, const std::string& kernel) const;
+  // Preludes, functions, and struct Arguments for a space.
+  std::string declarations(const SpacePlan& space, size_t inputs, size_t outputs) const;
+  // A source of these and the text of a kernel.
+  static std::string source(const std::string& declarations, const std::string& kernel);
   // "points_Add_Gelu"
   std::string name(const std::string& prefix) const;
   // The offset of operand `k`, the `number`th that has strides, as an I, from coordinates c0, c1, ...

@@ -79,7 +79,7 @@ class RowPrinter {
       text += StepPrinter::coordinates(plan_, "row");
     for (size_t k = 0; k < operands_.size(); ++k) text += offset_declared(k);
     for (int stage = 0; stage <= last_stage_; ++stage) text += stage_text(stage);
-    return printer_.source(plan_, operands_.size(), step_.outputs.size(), text + row_outputs() + "}\n");
+    return StepPrinter::source(printer_.declarations(plan_, operands_.size(), step_.outputs.size()), text + row_outputs() + "}\n");
   }
 
  private:

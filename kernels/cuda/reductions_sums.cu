@@ -1,11 +1,34 @@
-// Sums of elements, their magnitudes or squares, and products. Floats are added in double: the result then hardly depends on the order,
-// which differs between layouts and devices. Integers are added as int64, or as double where the result is a function of the sum.
+// Sums of elements, their magnitudes or squares, and products. Floats are added in double (numbers of 16 bits over leading axes: eight by
+// eight in float32): the result then hardly depends on the order, which differs between layouts and devices. Integers are added as int64,
+// or as double where the result is a function of the sum.
+#include "kernels/cuda/column_sums.cuh"
 #include "kernels/cuda/fold.cuh"
 #include "kernels/cuda/reductions.h"
 
 namespace fretsaw::cuda {
 
 namespace {
+
+// Stores a function of the sum of n elements.
+template <typename Store>
+struct FinishedStore {
+  Store y;
+  SumFinish finish;
+  int64_t n;
+
+  __device__ void operator()(int64_t result, double sum) const {
+    switch (finish) {
+      case SumFinish::mean:
+        return y(result, sum / static_cast<double>(n));
+      case SumFinish::root:
+        return y(result, sqrt(sum));
+      case SumFinish::log:
+        return y(result, log(sum));
+      default:
+        return y(result, sum);
+    }
+  }
+};
 
 template <typename Store>
 struct Sum {
@@ -24,16 +47,7 @@ struct Sum {
   __device__ void operator()(State& into, const State& other) const { into += other; }
   template <typename Value>
   __device__ void store(int64_t result, const State& state, int64_t n, Value) const {
-    switch (finish) {
-      case SumFinish::mean:
-        return y(result, state / static_cast<double>(n));
-      case SumFinish::root:
-        return y(result, sqrt(state));
-      case SumFinish::log:
-        return y(result, log(state));
-      default:
-        return y(result, state);
-    }
+    FinishedStore<Store>{y, finish, n}(result, state);
   }
 };
 
@@ -75,6 +89,11 @@ struct Product {
   }
 };
 
+// Whether all dimensions but some of the last ones are reduced: [each, width], of which columns are left.
+bool keeps_columns(const ReductionPlan& shape) {
+  return shape.width > 1 && shape.kept.empty() && shape.reduced.size() == 1;
+}
+
 }  // namespace
 
 void reduce_sum(RunContext& r, const ReductionPlan& shape, TensorView& y, SumTerm term, SumFinish finish) {
@@ -86,7 +105,10 @@ void reduce_sum(RunContext& r, const ReductionPlan& shape, TensorView& y, SumTer
   }
   with_float_type(x.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    run_fold(r, shape, FloatReader<T>{x.as<T>()}, Sum<FloatStore<T>>{{y.as<T>()}, term, finish});
+    const T* from = x.as<T>();
+    if (term == SumTerm::plain && keeps_columns(shape) && can_sum_columns(from, shape.each, shape.width))
+      return launch_column_sums(r, from, shape.each, shape.width, FinishedStore<FloatStore<T>>{{y.as<T>()}, finish, shape.each});
+    run_fold(r, shape, FloatReader<T>{from}, Sum<FloatStore<T>>{{y.as<T>()}, term, finish});
   });
 }
 
