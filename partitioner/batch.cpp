@@ -231,7 +231,8 @@ BatchFacts attempt(Model& model, const std::vector<Candidate>& set, const std::m
   judge_outputs(model, analysis, merges, facts);
   facts.axes = std::move(analysis.axes);
   facts.edits = std::move(analysis.edits);
-  if (analysis.has_random) facts.notes.push_back("random operators draw apart for each micro-batch");
+  if (analysis.has_random)
+    facts.notes.push_back("random operators draw the same numbers in each part of the batch, not those of the whole");
   return facts;
 }
 

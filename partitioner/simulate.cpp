@@ -9,10 +9,11 @@
 namespace fretsaw {
 namespace {
 
-// How many micro-batches a rank keeps.
+// How many micro-batches a rank keeps, and their bytes.
 class Alive {
  public:
-  Alive(const ScheduleProblem& problem, int forward) : p_(problem), forward_(forward), now_(counted(problem)) {
+  Alive(const ScheduleProblem& problem, int forward, const std::vector<int64_t>& kept_bytes)
+      : p_(problem), forward_(forward), kept_bytes_(kept_bytes), now_(counted(problem)), bytes_(now_.size(), 0) {
     users_.resize(static_cast<size_t>(forward));
     for (int k = 0; k < forward; ++k)
       for (int s = forward; s < p_.stages; ++s)
@@ -24,7 +25,7 @@ class Alive {
     if (forward_ == 0)
       held_.insert({rank_of(stage), micro_batch});
     else if (stage < forward_)
-      ++at(stage);
+      ++at(stage), bytes_of_rank(stage) += kept_by(stage);
     return forward_ == 0
                ? static_cast<int>(std::count_if(held_.begin(), held_.end(), [&](const auto& h) { return h.first == rank_of(stage); }))
                : at(stage);
@@ -33,9 +34,11 @@ class Alive {
     for (int k = 0; k < forward_ && stage >= forward_; ++k) {
       const std::vector<int>& users = users_[static_cast<size_t>(k)];
       if (std::find(users.begin(), users.end(), stage) == users.end()) continue;
-      if (--left_[static_cast<size_t>(k) * static_cast<size_t>(p_.micro_batches) + static_cast<size_t>(micro_batch)] == 0) --at(k);
+      if (--left_[static_cast<size_t>(k) * static_cast<size_t>(p_.micro_batches) + static_cast<size_t>(micro_batch)] == 0)
+        --at(k), bytes_of_rank(k) -= kept_by(k);
     }
   }
+  int64_t bytes(int stage) const { return bytes_[static_cast<size_t>(rank_of(stage))]; }
   void free(int stage, int micro_batch) { held_.erase({rank_of(stage), micro_batch}); }
 
  private:
@@ -44,6 +47,11 @@ class Alive {
   }
   int rank_of(int stage) const { return p_.rank_of_stage[static_cast<size_t>(stage)]; }
   int& at(int stage) { return now_[static_cast<size_t>(rank_of(stage))]; }
+  int64_t& bytes_of_rank(int stage) { return bytes_[static_cast<size_t>(rank_of(stage))]; }
+  int64_t kept_by(int stage) const {
+    const auto s = static_cast<size_t>(stage);
+    return s < kept_bytes_.size() ? kept_bytes_[s] : 0;
+  }
   // Both graphs of a forward stage's way back, and others that need it.
   bool uses(int stage, int forward) const {
     const std::vector<int>& needs = p_.needs[static_cast<size_t>(stage)];
@@ -56,7 +64,9 @@ class Alive {
   std::set<std::pair<int, int>> held_;   // without training: rank, micro-batch
   std::vector<std::vector<int>> users_;  // of each forward stage: graphs of its rank that use it on the way back
   std::vector<int> left_;                // of each forward stage and micro-batch: those that have not run
-  std::vector<int> now_;                 // on each rank
+  const std::vector<int64_t>& kept_bytes_;
+  std::vector<int> now_;  // on each rank
+  std::vector<int64_t> bytes_;
 };
 
 class Player {
@@ -65,7 +75,7 @@ class Player {
       : schedule_(schedule),
         problem_(problem),
         times_(times),
-        alive_(problem, forward),
+        alive_(problem, forward, times.kept_bytes),
         now_(schedule.ranks.size(), 0),
         at_(now_.size(), 0) {
     result_.ranks.resize(now_.size());
@@ -155,6 +165,7 @@ class Player {
     result.end_us = end;
     result.busy_us += end - start;
     result.peak_micro_batches = std::max(result.peak_micro_batches, alive_.begin(a.stage, a.micro_batch));
+    result.peak_kept_bytes = std::max(result.peak_kept_bytes, alive_.bytes(a.stage));
     alive_.end(a.stage, a.micro_batch);
     now_[rank] = end;
     record(rank, a, start, end);
@@ -194,20 +205,49 @@ class Player {
   Simulation result_;
 };
 
-int64_t bytes_of_route(const Route& r) {
+int64_t bytes_of_route(const Route& r, const DimSizes& sizes) {
   if (!r.type.is_tensor() || !r.type.shape) return 0;
   double bits = bits_of(r.type.dtype);
-  for (const Dim& d : *r.type.shape) bits *= d.known() ? static_cast<double>(d.value) : 1.0;
+  for (const Dim& d : *r.type.shape) bits *= static_cast<double>(size_of(d, sizes));
   return static_cast<int64_t>(std::min(bits / 8 + 0.875, 4e18));
 }
 
-ScheduleTimes times_of(const Plan& plan, int stages) {
+// Of each stage, what lies between its forward run and the last one that takes something of it. A value that both graphs of the way back
+// take is there once; what the first leaves for the second is there when the rest, but for what that one takes too, is not any more.
+std::vector<int64_t> kept_bytes(const Plan& plan, const GraphNumbers& numbers, const DimSizes& sizes) {
+  struct Kept {
+    std::map<std::string, int64_t> all, by_weights, between;  // values
+  };
+  std::vector<Kept> kept(static_cast<size_t>(numbers.forward));
+  for (const Route& r : plan.routes) {
+    if (numbers.rank_of(r.from_stage) != numbers.rank_of(r.to_stage)) continue;
+    Kept& of = kept[static_cast<size_t>(numbers.forward_of(r.from_stage))];
+    const int64_t bytes = bytes_of_route(r, sizes);
+    const bool to_weights = r.to_stage >= 2 * numbers.forward;
+    if (r.from_stage >= numbers.forward) {
+      if (to_weights) of.between[r.value] = bytes;
+      continue;
+    }
+    of.all[r.value] = bytes;
+    if (to_weights) of.by_weights[r.value] = bytes;
+  }
+  const auto sum = [](const std::map<std::string, int64_t>& values) {
+    int64_t bytes = 0;
+    for (const auto& [name, one] : values) bytes += one;
+    return bytes;
+  };
+  std::vector<int64_t> result;
+  for (const Kept& of : kept) result.push_back(std::max(sum(of.all), sum(of.by_weights) + sum(of.between)));
+  return result;
+}
+
+ScheduleTimes times_of(const Plan& plan, int stages, const DimSizes& sizes) {
   ScheduleTimes times;
   times.run_us.resize(static_cast<size_t>(stages), 0);
   for (size_t s = 0; s < std::min(times.run_us.size(), plan.stages.size()); ++s) times.run_us[s] = plan.stages[s].time_us;
   for (const Route& r : plan.routes) {
     double& us = times.transfer_us.try_emplace({r.from_stage, r.to_stage}, plan.link_latency_us).first->second;
-    if (plan.link_bytes_per_us > 0) us += static_cast<double>(bytes_of_route(r)) / plan.link_bytes_per_us;
+    if (plan.link_bytes_per_us > 0) us += static_cast<double>(bytes_of_route(r, sizes)) / plan.link_bytes_per_us;
   }
   return times;
 }
@@ -221,9 +261,15 @@ Simulation simulate(const Schedule& schedule, const ScheduleProblem& problem, co
 }
 
 Simulation simulate(const Plan& plan) {
+  return simulate(plan, {});
+}
+
+Simulation simulate(const Plan& plan, const DimSizes& sizes) {
   const ScheduleProblem problem = schedule_problem(plan);
   const GraphNumbers numbers = graph_numbers(plan);
-  return simulate(plan.schedule, problem, times_of(plan, problem.stages), numbers.trains() ? numbers.forward : 0);
+  ScheduleTimes times = times_of(plan, problem.stages, sizes);
+  if (numbers.trains()) times.kept_bytes = kept_bytes(plan, numbers, sizes);
+  return simulate(plan.schedule, problem, times, numbers.trains() ? numbers.forward : 0);
 }
 
 }  // namespace fretsaw

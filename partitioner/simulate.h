@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "graph/plan.h"
+#include "graph/sizes.h"
 
 namespace fretsaw {
 
@@ -18,6 +19,7 @@ struct SimulatedRank {
   // The most micro-batches alive on the rank at once. When training, each counts from its forward run to the last run backward, or of
   // weight gradients, that uses it; a rank of several chunks counts each chunk's by itself.
   int peak_micro_batches = 0;
+  int64_t peak_kept_bytes = 0;  // the most bytes that these keep for the way back at once
   std::vector<SimulatedAction> actions;
 };
 struct Simulation {
@@ -34,13 +36,15 @@ struct Simulation {
 struct ScheduleTimes {
   std::vector<double> run_us;                           // of each graph, by its number in the problem
   std::map<std::pair<int, int>, double> transfer_us{};  // of all values from one graph to another; 0 where it is not named
+  std::vector<int64_t> kept_bytes{};                    // of each forward stage, what a micro-batch keeps for its way back; empty: nothing
 };
 // Plays the schedule, which may end with reductions and updates of numbers beyond the problem's: they take no time. `forward` is the
 // number of forward stages of a schedule that trains, numbered as TrainingProblem says, and 0 of any other. Transfers run beside the
 // ranks' work, begin when the receive is posted and follow one another between two graphs. Throws what verify() does.
 Simulation simulate(const Schedule& schedule, const ScheduleProblem& problem, const ScheduleTimes& times, int forward = 0);
 
-// By the plan's own estimates, of inference or of training.
+// By the plan's own estimates, of inference or of training. `sizes`: of symbols; without it they count as 1.
 Simulation simulate(const Plan& plan);
+Simulation simulate(const Plan& plan, const DimSizes& sizes);
 
 }  // namespace fretsaw

@@ -190,14 +190,18 @@ std::string readable_bytes(double bytes) {
   return fmt::format("{:.1f} kB", bytes / 1e3);
 }
 
-void note_shared_weights(const std::vector<PlanGraph>& graphs, std::vector<std::string>& notes) {
-  std::map<const Tensor*, std::pair<std::string, std::vector<int>>> users;
+// `forward` as in StageAssignment: backward graphs are numbered from the last stage back, and so are those of weights.
+void note_shared_weights(const std::vector<PlanGraph>& graphs, int forward, std::vector<std::string>& notes) {
+  const auto stage_of = [&](int number) {
+    return forward == 0 || number < forward ? number : number < 2 * forward ? 2 * forward - 1 - number : 3 * forward - 1 - number;
+  };
+  std::map<const Tensor*, std::pair<std::string, std::set<int>>> users;
   for (const PlanGraph& g : graphs)
     for (const Value* v : g.model->graph->initializers())
       if (v->constant->bytes() >= 1024) {
         auto& entry = users[v->constant.get()];
         entry.first = v->source_name();
-        entry.second.push_back(g.stage);
+        entry.second.insert(stage_of(g.stage));
       }
   std::map<std::string, std::string> lines;
   for (const auto& [tensor, entry] : users)
@@ -215,6 +219,37 @@ void note_shared_weights(const std::vector<PlanGraph>& graphs, std::vector<std::
 }
 
 }  // namespace
+
+int64_t peak_activation_bytes(const Graph& graph, const std::function<bool(const Value&)>& elsewhere) {
+  size_t n = graph.nodes.size();
+  std::unordered_map<const Value*, size_t> last;
+  for (size_t i = 0; i < n; ++i) {
+    for (const Value* v : graph.nodes[i]->inputs)
+      if (v) last[v] = i;
+    for (const Value* v : captures(*graph.nodes[i])) last[v] = i;
+  }
+  for (const Value* v : graph.outputs) last[v] = n;
+  std::vector<int64_t> change(n + 2, 0);
+  auto lives = [&](const Value* v, size_t from) {
+    if (!v || v->constant || (elsewhere && elsewhere(*v))) return;
+    auto it = last.find(v);
+    change[from] += type_bytes(v->type);
+    change[(it == last.end() ? from : it->second) + 1] -= type_bytes(v->type);
+  };
+  std::set<const Value*> received;
+  for (size_t i = 0; i < n; ++i) {
+    const Node& node = *graph.nodes[i];
+    if (node.domain == kCommunicationDomain && node.op == "Send") continue;
+    bool receives = node.domain == kCommunicationDomain && node.op == "Recv";
+    if (receives) received.insert(node.input(0));
+    for (const Value* v : node.outputs) lives(v, receives ? 0 : i);
+  }
+  for (const Value* v : graph.inputs)
+    if (!received.count(v)) lives(v, 0);
+  int64_t live = 0, peak = 0;
+  for (int64_t c : change) peak = std::max(peak, live += c);
+  return peak;
+}
 
 void build_stages(const Model& model, const GraphIndex& index, const StageAssignment& a, Plan& plan, int tensor) {
   check_assignment(index, a);
@@ -263,49 +298,16 @@ void build_stages(const Model& model, const GraphIndex& index, const StageAssign
         if (v->name == input.name) input.stages.push_back(static_cast<int>(s));
   }
   for (size_t i = 0; i < plan.outputs.size(); ++i) plan.outputs[i].stage = placement.stage_of_output(i);
-  note_shared_weights(plan.graphs, plan.notes);
+  note_shared_weights(plan.graphs, a.forward, plan.notes);
 }
 
 namespace {
 
-// The most bytes of values alive at once, in running order; inputs from the start, outputs to the end. Send and Recv pass on what they
-// take.
-int64_t peak_activation_bytes(const Graph& graph) {
-  size_t n = graph.nodes.size();
-  std::unordered_map<const Value*, size_t> last;
-  for (size_t i = 0; i < n; ++i) {
-    for (const Value* v : graph.nodes[i]->inputs)
-      if (v) last[v] = i;
-    for (const Value* v : captures(*graph.nodes[i])) last[v] = i;
-  }
-  for (const Value* v : graph.outputs) last[v] = n;
-  std::vector<int64_t> change(n + 2, 0);
-  auto lives = [&](const Value* v, size_t from) {
-    if (!v || v->constant) return;
-    auto it = last.find(v);
-    change[from] += type_bytes(v->type);
-    change[(it == last.end() ? from : it->second) + 1] -= type_bytes(v->type);
-  };
-  std::set<const Value*> received;
-  for (size_t i = 0; i < n; ++i) {
-    const Node& node = *graph.nodes[i];
-    if (node.domain == kCommunicationDomain && node.op == "Send") continue;
-    bool receives = node.domain == kCommunicationDomain && node.op == "Recv";
-    if (receives) received.insert(node.input(0));
-    for (const Value* v : node.outputs) lives(v, receives ? 0 : i);
-  }
-  for (const Value* v : graph.inputs)
-    if (!received.count(v)) lives(v, 0);
-  int64_t live = 0, peak = 0;
-  for (int64_t c : change) peak = std::max(peak, live += c);
-  return peak;
-}
-
 double collective_us(const Node& node, int ranks, const Target& target) {
   if (node.op == "Send" || node.op == "Recv") return 0;
-  if (node.op == "AllReduce") return all_reduce_us(static_cast<double>(type_bytes(node.input(0)->type)), ranks, target);
-  const Value* whole = node.op == "AllGather" ? node.out(0) : node.input(0);
-  return one_way_us(static_cast<double>(type_bytes(whole->type)), ranks, target);
+  double bytes = 0;
+  for (const Value* v : node.op == "AllGather" ? node.outputs : node.inputs) bytes += static_cast<double>(type_bytes(v->type));
+  return node.op == "AllReduce" ? all_reduce_us(bytes, ranks, target) : one_way_us(bytes, ranks, target);
 }
 
 // Of ranks that share a stage the one with the most counts.
@@ -319,8 +321,11 @@ void take_larger(StageEstimate& stage, const StageEstimate& rank) {
 }  // namespace
 
 void estimate_stages(Plan& plan, const Target& target) {
+  estimate_stages(plan, target, micro_batch_sizes(plan));
+}
+
+void estimate_stages(Plan& plan, const Target& target, const DimSizes& sizes) {
   plan.stages.clear();
-  const DimSizes sizes = micro_batch_sizes(plan);
   for (const PlanGraph& g : plan.graphs) {
     StageEstimate e;
     std::map<int, std::vector<const Node*>> groups;

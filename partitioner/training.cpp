@@ -11,7 +11,6 @@
 
 #include "graph/errors.h"
 #include "graph/passes.h"
-#include "graph/sizes.h"
 #include "graph/training/attention.h"
 #include "graph/training/batch_norm.h"
 #include "graph/training/dropout.h"
@@ -21,9 +20,10 @@
 #include "partitioner/cost.h"
 #include "partitioner/likely_sizes.h"
 #include "partitioner/sharding/shard.h"
-#include "partitioner/simulate.h"
 #include "partitioner/stages.h"
+#include "partitioner/statistic_stages.h"
 #include "partitioner/training_job.h"
+#include "partitioner/training_memory.h"
 #include "partitioner/training_schedules.h"
 #include "partitioner/units.h"
 
@@ -54,6 +54,7 @@ void check_options(const PartitionOptions& o, const TrainingOptions& t) {
     wrong(fmt::format("the schedule '{}' takes one chunk a rank", o.schedule), "use the schedule interleaved, or one chunk");
   if (t.precision != "fp32" && t.precision != "fp16" && t.precision != "bf16")
     wrong("there is no precision '" + t.precision + "' to train in", "use fp32, fp16 or bf16");
+  if (!(t.bucket_mb > 0)) wrong(fmt::format("buckets of {} MiB hold nothing", t.bucket_mb), "use more than 0");
   if (t.zero < 0 || t.zero > 3) wrong(fmt::format("--zero {} is none of 0, 1, 2, 3", t.zero), "see `fretsaw train --help`");
   if (!o.cuts.empty() && (static_cast<int>(o.cuts.size()) + 1) % t.chunks != 0)
     wrong(fmt::format("{} cuts make {} stages, which are no {} chunks for each rank", o.cuts.size(), o.cuts.size() + 1, t.chunks),
@@ -85,22 +86,16 @@ class TrainingPartitioner {
   // The model with its loss, normalised, with a symbolic batch where it is to be divided.
   void prepare() {
     for (const Value* v : graph().initializers()) initializers_.insert(v->name);
+    check_patterns();
     source_ = clone(model_);
     set_input_shapes(model_, options_.shapes);
     whole_inputs_ = static_inputs(graph());
     batch_norms_for_inference(graph());  // batches are divided as there: what training mixes is seen to afterwards
     run_passes(model_, training_passes());
     infer_shapes(model_);
-    for (const Value* v : graph().inputs)
-      if (!v->is_constant()) job_.batch_axes[v->name] = 0;
-    if (parts_of_batch() > 1) {
-      facts_ = analyse_batch(model_, options_.batch_axes, options_.merges);
-      make_batch_symbolic(model_, facts_);
-      for (auto& [value, axis] : job_.batch_axes) axis = -1;
-      for (const auto& [value, axis] : facts_.inputs) job_.batch_axes[value->name] = axis;
-      plan().batch = facts_.batch;
-    }
-    if (count_dropouts(model_, std::string(kStateInput) + kRandomCounter)) {
+    find_settings();
+    const SampleDims samples = find_batch();
+    if (count_draws(model_, std::string(kStateInput) + kRandomCounter, samples)) {
       result_.draws_masks = true;
       plan().states.push_back({kRandomCounter, Type::tensor(DType::int64, Shape{}), nullptr, false, {}});
     }
@@ -110,17 +105,79 @@ class TrainingPartitioner {
     }
     const int norm_ranks = training_.sync_batch_norm ? options_.mesh.data : 1;
     statistics_ = train_batch_norms(model_, norm_ranks);
+    note_idle_options();
     loss_ = append_loss(model_, training_.loss, {}, options_.mesh.tensor > 1 ? LossForm::operators : LossForm::rows);
     if (loss_.target) job_.batch_axes[loss_.target->name] = 0, result_.target = loss_.target->name;
     result_.loss_sum = loss_.sum->name, result_.loss_count = loss_.count->name;
     graph().outputs = {loss_.sum, loss_.count};
     for (const RunningStatistic& one : statistics_) graph().outputs.push_back(one.next);
     remove_dead_nodes(graph());
+    refuse_uncounted_draws(graph());
     for (Node* node : graph().nodes)  // backward nodes say which they belong to
       if (node->name.empty()) node->name = graph().fresh_name(node->op);
     infer_shapes(model_);
     const bool meet_in_micro_batches = training_.zero >= 2 || (training_.sync_batch_norm && !statistics_.empty());
     if (options_.mesh.data > 1 && meet_in_micro_batches) result_.least_batch = parts_of_batch();
+  }
+
+  // The batch axes of inputs, and where values have samples. Of a batch that is run whole nothing has to be proved: without a proof, first
+  // dimensions are taken for it.
+  SampleDims find_batch() {
+    for (const Value* v : graph().inputs)
+      if (!v->is_constant()) job_.batch_axes[v->name] = v->type.is_tensor() && v->type.shape && v->type.shape->empty() ? -1 : 0;
+    if (parts_of_batch() > 1) {
+      facts_ = analyse_batch(model_, options_.batch_axes, options_.merges);
+      make_batch_symbolic(model_, facts_);
+      plan().batch = facts_.batch;
+      return take_axes(facts_, model_);
+    }
+    Model whole = clone(model_);
+    try {
+      return take_axes(analyse_batch(whole, options_.batch_axes, options_.merges), whole);
+    } catch (const Error&) {
+      return {};
+    }
+  }
+  SampleDims take_axes(const BatchFacts& facts, Model& of) {
+    for (auto& [value, axis] : job_.batch_axes) axis = -1;
+    for (const auto& [value, axis] : facts.inputs) job_.batch_axes[value->name] = axis;
+    SampleDims dims;
+    if (facts.batch == 1) return dims;
+    std::map<std::string, int> by_name;
+    for (const Value& v : of.graph->all_values()) {
+      const auto found = facts.axes.find(&v);
+      if (found == facts.axes.end())
+        by_name[v.name] = -1;
+      else if (found->second.holds_batch() && found->second.outer.is_one())
+        by_name[v.name] = found->second.axis;
+    }
+    for (const Value& v : graph().all_values())
+      if (const auto found = by_name.find(v.name); found != by_name.end()) dims[&v] = found->second;
+    return dims;
+  }
+
+  // A pattern that matches nothing is a slip of the pen.
+  void check_patterns() {
+    std::vector<std::string> names;
+    for (const Value* v : graph().initializers())
+      if (is_float(v->type.dtype)) names.push_back(v->name);
+    const auto check = [&](const std::string& option, const std::string& pattern) {
+      if (std::any_of(names.begin(), names.end(), [&](const std::string& name) { return matches_pattern(pattern, name); })) return;
+      const std::string similar = similar_names(pattern, names);
+      throw Error(fmt::format("{}: the pattern '{}' matches no parameter", option, pattern),
+                  similar.empty() ? "the model has no float initializer" : "the model has " + similar, ErrorCode::usage);
+    };
+    for (const std::string& pattern : training_.train) check("--train", pattern);
+    for (const std::string& pattern : training_.freeze) check("--freeze", pattern);
+    for (const OptimizerSpec::DecayRule& rule : training_.optimizer.decay_rules)
+      if (rule.pattern != "1d") check("--optimizer", rule.pattern);
+  }
+  void note_idle_options() {
+    if (training_.zero > 0 && options_.mesh.data == 1)
+      plan().notes.push_back(fmt::format("--zero {} has nothing to do: there is one data rank", training_.zero));
+    if (training_.sync_batch_norm && (options_.mesh.data == 1 || statistics_.empty()))
+      plan().notes.push_back(
+          fmt::format("--sync-batch-norm has nothing to do: there is {}", statistics_.empty() ? "no BatchNormalization" : "one data rank"));
   }
 
   // Devices have kernels for attention and its gradient in 16 bits; in float32 its products do as well one by one.
@@ -132,7 +189,21 @@ class TrainingPartitioner {
     fuse_trained_attention(model_, options);
   }
   bool may_learn(const Value& v) const {
-    return initializers_.contains(v.name) && is_float(v.type.dtype) && (training_.train.empty() || matches_any(training_.train, v.name)) &&
+    return initializers_.contains(v.name) && is_float(v.type.dtype) && !is_left_setting(v) &&
+           (training_.train.empty() || matches_any(training_.train, v.name)) && !matches_any(training_.freeze, v.name);
+  }
+  // Scalars that say what an operator does, as exporters write them: exponents of Pow and bounds of Clip. They learn where --train names
+  // them.
+  void find_settings() {
+    for (const Node* node : graph().nodes)
+      for (size_t i : {1, 2}) {
+        const Value* v = node->input(i);
+        const bool sets = node->is("Clip") || (node->is("Pow") && i == 1);
+        if (sets && v && v->is_constant() && is_float(v->type.dtype) && v->type.shape && v->type.shape->empty()) settings_.insert(v->name);
+      }
+  }
+  bool is_left_setting(const Value& v) const {
+    return training_.train.empty() && settings_.contains(v.name) && initializers_.contains(v.name) &&
            !matches_any(training_.freeze, v.name);
   }
 
@@ -153,12 +224,14 @@ class TrainingPartitioner {
     std::set<const Value*> running;
     for (size_t i = 0; i < statistics_.size(); ++i) {
       const Value* v = statistics_[i].running;
-      if (!running.insert(v).second) continue;  // two nodes share it: the first one moves it
+      running.insert(v);
       job_.statistics.push_back({v->name, 2 + i});
       keep_source(*v);
     }
     const std::unordered_set<const Value*> used = reaches_loss();
     for (const Value* v : graph().initializers()) {
+      if (is_left_setting(*v) && used.contains(v))
+        plan().notes.push_back(fmt::format("'{}' is an exponent or a bound: it stays as it is, as --train does not name it", v->name));
       if (!may_learn(*v) || running.contains(v)) continue;
       if (used.contains(v)) {
         job_.parameters.push_back(v->name);
@@ -237,6 +310,7 @@ class TrainingPartitioner {
     const GraphIndex index(*first.graph);
     job_.forward =
         assign(index, resize ? *sized.graph : *first.graph, *source_.graph, options_, nullptr, job_.target, ranks * training_.chunks);
+    keep_statistics_together(index, job_.forward.stage_of);
     if (job_.forward.stages % training_.chunks != 0)
       throw Error(fmt::format("{} stages are no {} chunks for each rank", job_.forward.stages, training_.chunks), "use fewer chunks",
                   ErrorCode::usage);
@@ -250,7 +324,7 @@ class TrainingPartitioner {
     describe_borders();
     std::map<std::string, int> homes;
     for (size_t t = 0; t < locals_.size(); ++t) add_micro_batch_graphs(job_, locals_[t], values_[t], static_cast<int>(t), plan(), homes);
-    estimate_stages(plan(), job_.target);
+    estimate_stages(plan(), job_.target, sizes_of_micro_batch(plan(), training_.dims));
     step_graphs_ = add_step_graphs(job_, homes, plan());
     result_.parameters = job_.parameters;
     for (const TrainedStatistic& one : job_.statistics) result_.statistics.push_back(one.name);
@@ -286,6 +360,7 @@ class TrainingPartitioner {
   TrainingJob job_;
   TrainingPlan result_{.plan = std::make_shared<Plan>()};
   std::set<std::string> initializers_;  // of the source
+  std::set<std::string> settings_;      // exponents and bounds
   std::map<std::string, Dims> whole_inputs_;
   BatchFacts facts_;
   LossValues loss_;
@@ -295,32 +370,9 @@ class TrainingPartitioner {
   StepGraphs step_graphs_;
 };
 
-// What the fullest rank holds at once: its states, what forward graphs keep for backward ones of all micro-batches alive, and the values of
-// the graph that needs most.
-int64_t bytes_of_fullest_rank(const Plan& plan) {
-  const DimSizes sizes = micro_batch_sizes(plan);
-  std::map<std::string, int64_t> state_bytes;
-  for (const PlanState& state : plan.states) state_bytes[kStateInput + state.name] = type_bytes(part_type(state.type, state.parts, {}));
-  const Simulation simulation = simulate(plan);
-  int64_t most = 0;
-  for (size_t p = 0; p < plan.schedule.ranks.size(); ++p) {
-    std::set<int> own;
-    for (const Action& action : plan.schedule.ranks[p]) own.insert(action.stage);
-    std::set<std::string> states;
-    int64_t kept = 0, working = 0, held = 0;
-    for (const PlanGraph& g : plan.graphs) {
-      if (!own.contains(g.stage)) continue;
-      for (const Value* v : g.model->graph->inputs)
-        if (const auto state = state_bytes.find(v->name); state != state_bytes.end() && states.insert(v->name).second)
-          held += state->second;
-      if (g.stage < static_cast<int>(plan.stages.size()))
-        working = std::max(working, plan.stages[static_cast<size_t>(g.stage)].activation_bytes);
-    }
-    for (const Route& r : plan.routes)
-      if (own.contains(r.from_stage) && own.contains(r.to_stage)) kept += type_bytes(with_sizes(r.type, sizes));
-    most = std::max(most, held + working + kept * simulation.ranks[p].peak_micro_batches);
-  }
-  return most;
+void drop_repeated(std::vector<std::string>& notes) {
+  std::set<std::string> seen;
+  std::erase_if(notes, [&](const std::string& note) { return !seen.insert(note).second; });
 }
 
 }  // namespace
@@ -333,14 +385,18 @@ TrainingPlan partition_for_training(Model model, const PartitionOptions& options
   TrainingOptions chosen = training;
   if (may_recompute) chosen.recompute = "none";
   TrainingPlan made = TrainingPartitioner(std::move(model), options, chosen).run();
-  if (may_recompute && memory && bytes_of_fullest_rank(*made.plan) > *memory) {
+  const DimSizes sizes = sizes_of_micro_batch(*made.plan, training.dims);
+  const int64_t needed = may_recompute && memory ? bytes_of_fullest_rank(*made.plan, sizes) : 0;
+  if (memory && needed > *memory) {
     chosen.recompute = "all";
-    const int64_t needed = bytes_of_fullest_rank(*made.plan);
     made = TrainingPartitioner(std::move(again), options, chosen).run();
     made.plan->notes.push_back(
         fmt::format("activations are computed again in the backward pass: a rank would need {} bytes, and has {}; now {}", needed, *memory,
-                    bytes_of_fullest_rank(*made.plan)));
+                    bytes_of_fullest_rank(*made.plan, sizes)));
   }
+  if (memory && (may_recompute || options.memory_bytes)) note_open_sizes(sizes, *made.plan);
+  if (options.memory_bytes) check_training_memory(*made.plan, sizes, *memory, chosen.recompute);
+  drop_repeated(made.plan->notes);
   made.plan->source_file = path, made.plan->source_digest = digest;
   made.plan->target = options.target;
   return made;

@@ -1,5 +1,6 @@
 // From a model, a loss and an optimizer to a plan that trains.
 #pragma once
+#include <map>
 #include <string>
 #include <vector>
 
@@ -23,7 +24,9 @@ struct TrainingOptions {
   // What the backward pass computes once more: "none", "all" (only what passes between blocks of nodes is kept), or "auto" (all where a
   // device's memory does not hold it otherwise).
   std::string recompute = "none";
-  std::string precision = "fp32";  // of weights and activations: fp32, fp16, bf16; parameters and what is kept of them stay float32
+  double bucket_mb = 25;             // MiB of gradients that ranks add up in one exchange
+  std::map<std::string, Dims> dims;  // of the inputs of a whole batch, where they are known: how much memory a rank needs
+  std::string precision = "fp32";    // of weights and activations: fp32, fp16, bf16; parameters and what is kept of them stay float32
   // Runs a node on constants, as InferOptions::evaluate: finds scales and masks of attention that exporters compute. Null: they stay
   // computed.
   decltype(InferOptions::evaluate) evaluate = nullptr;
@@ -33,7 +36,7 @@ struct TrainingOptions {
 // among them. BatchNormalization becomes its training form, with its running statistics as states.
 //
 // Throws Error naming the node or value that stands in the way: an operator without a gradient, a loss that does not fit the output, no
-// parameter left to train.
+// parameter left to train, a pattern that matches nothing; and where PartitionOptions::memory_bytes does not hold what a rank needs.
 TrainingPlan partition_for_training(Model model, const PartitionOptions& options, const TrainingOptions& training);
 
 }  // namespace fretsaw

@@ -12,7 +12,9 @@
 #include "graph/passes.h"
 #include "graph/passes/rewrite.h"
 #include "graph/training/training_plan.h"
+#include "partitioner/gradient_buckets.h"
 #include "partitioner/recompute.h"
+#include "partitioner/rounded_uses.h"
 #include "partitioner/training_job.h"
 #include "partitioner/units.h"
 #include "partitioner/weight_gradients.h"
@@ -32,6 +34,7 @@ class JointGraph {
     make_states();
     differentiate();
     if (job_.recomputes) recompute();
+    take_copies();
     keep_received_values();
     mark_groups(model_);
     cut();
@@ -44,6 +47,11 @@ class JointGraph {
 
   void place_forward_nodes() {
     const std::vector<Node*> nodes = graph().nodes;
+    std::unordered_set<std::string> names;  // backward nodes name the node that they belong to; sharding makes some of one name
+    for (Node* node : nodes) {
+      const std::string name = node->name;
+      for (int again = 1; !names.insert(node->name).second; ++again) node->name = fmt::format("{}_{}", name, again);
+    }
     for (size_t i = 0; i < nodes.size(); ++i) stage_of_[nodes[i]] = job_.forward.stage_of[i];
     graph().nodes.clear();
     for (const int position : job_.forward.order) graph().nodes.push_back(nodes[static_cast<size_t>(position)]);
@@ -180,6 +188,10 @@ class JointGraph {
     }
     for (size_t i = 0; i < wanted_.size(); ++i)
       if (std::count(job_.parameters.begin(), job_.parameters.end(), wanted_names_[i])) add_sum(wanted_names_[i], wanted_[i], gradients);
+    std::vector<Node*> sums;
+    for (Node* node : graph().nodes)
+      if (sums_.contains(node)) sums.push_back(node);
+    place_behind_inputs(graph(), sums);  // what is added up need not be kept, and the ranks' exchange can begin
     sort_nodes(graph());
   }
   Value* share_of_loss(const Value& loss) {
@@ -239,10 +251,15 @@ class JointGraph {
       kept.type.dtype = gradient->type.dtype;
       kept.starts_at_zero = true;
     }
-    Value* before = graph().add_value(kStateInput + state, gradient->type);
-    before->source = state;
-    graph().inputs.push_back(before);
-    Node* sum = graph().add_node("Add", {before, gradient}, {kStateOutput + state});
+    Node* sum = nullptr;
+    if (job_.options.micro_batches == 1) {
+      sum = graph().add_node("Identity", {gradient}, {kStateOutput + state});
+    } else {
+      Value* before = graph().add_value(kStateInput + state, gradient->type);
+      before->source = state;
+      graph().inputs.push_back(before);
+      sum = graph().add_node("Add", {before, gradient}, {kStateOutput + state});
+    }
     sum->name = state;
     sum->outputs[0]->type = gradient->type;
     graph().outputs.push_back(sum->outputs[0]);
@@ -259,6 +276,50 @@ class JointGraph {
         },
     };
     for (const auto& [node, stage] : recompute_blocks(graph(), problem)) stage_of_[node] = job_.backward_of(stage);
+  }
+
+  // --- copies ---
+
+  // Parameters that are only taken rounded to 16 bits are kept in that form too: the update rounds them, once a step.
+  void take_copies() {
+    const Consumers users = consumers_of(graph());
+    const std::unordered_map<const Node*, int> numbers = numbers_of_nodes();
+    std::unordered_set<const Node*> gone;
+    for (const std::string& name : job_.parameters) {
+      Value* value = parameter(name);
+      Value* kept = gathers_.contains(value) ? value->producer->inputs[0] : value;
+      const std::optional<RoundedUse> use = job_.types.at(name).dtype == DType::float32 ? rounded_use(kept, graph(), users) : std::nullopt;
+      if (is_first_rank() && use) add_copy_state(name, use->type);
+      if (job_.copies.contains(name) != use.has_value()) throw Error("the ranks' uses of '" + name + "' differ", "please report the model");
+      if (!use) continue;
+      kept->type.dtype = use->type;
+      kept->source = copy_of(name), kept->name = kStateInput + kept->source;
+      for (Node* node : use->handing_on) node->outputs[0]->type.dtype = use->type;
+      for (Node* cast : use->casts)
+        if (pass_by(*cast, users, numbers)) gone.insert(cast);
+    }
+    std::erase_if(graph().nodes, [&](const Node* node) { return gone.contains(node); });
+  }
+  void add_copy_state(const std::string& name, DType type) {
+    job_.copies[name] = type;
+    const auto own = std::find_if(plan_.states.begin(), plan_.states.end(), [&](const PlanState& state) { return state.name == name; });
+    own->parts = job_.parts_of(name, job_.divides(name));
+    PlanState& copy = add_state(copy_of(name), name, job_.divides_parameters());
+    copy.type.dtype = type, copy.rounded_from = name;
+  }
+  // The cast's input has its type already. What runs in other stages is sent it from here, as before; true: there is no such node.
+  bool pass_by(Node& cast, const Consumers& users, const std::unordered_map<const Node*, int>& numbers) {
+    Value *in = cast.inputs[0], *out = cast.outputs[0];
+    bool all = std::find(graph().outputs.begin(), graph().outputs.end(), out) == graph().outputs.end();
+    if (const auto found = users.find(out); found != users.end()) {
+      for (Node* user : found->second) {
+        const bool here = bodies(*user).empty() && job_.forward_of(numbers.at(user)) == job_.forward_of(numbers.at(&cast));
+        if (here) std::replace(user->inputs.begin(), user->inputs.end(), out, in);
+        all &= here;
+      }
+    }
+    if (!all) cast.op = "Identity", cast.attributes.clear();
+    return all;
   }
 
   // --- cutting ---
@@ -350,7 +411,7 @@ class JointGraph {
     const std::unordered_map<const Node*, int> numbers = numbers_of_nodes();
     StageAssignment assignment;
     assignment.stages = job_.micro_batch_graphs();
-    assignment.may_be_empty = true;
+    assignment.may_be_empty = true, assignment.forward = job_.stages();
     for (size_t i = 0; i < index.nodes.size(); ++i) {
       assignment.order.push_back(static_cast<int>(i));
       assignment.stage_of.push_back(numbers.at(index.nodes[i]));

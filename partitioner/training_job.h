@@ -31,6 +31,7 @@ struct TrainingJob {
   std::map<std::string, int> batch_axes;        // of the graph's inputs; -1: none
   StateLayouts layouts;                         // over the tensor ranks
   std::map<std::string, PlanState::Part> data;  // over the data ranks, of what --zero divides
+  std::map<std::string, DType> copies;          // parameters that the micro-batches take rounded to this type alone
   StageAssignment forward;                      // of forward nodes, by position
   bool recomputes = false;                      // what passes inside of blocks is computed again
 
@@ -59,6 +60,10 @@ struct TrainingJob {
   }
   bool divides_gradients() const { return training.zero >= 2; }
   bool divides_parameters() const { return training.zero >= 3; }
+  // Whether a data rank keeps a part of the parameter itself: its copy may be whole nevertheless.
+  bool divides(const std::string& parameter) const {
+    return data.contains(parameter) && (divides_parameters() || copies.contains(parameter));
+  }
 };
 
 // The graphs of every micro-batch of one tensor rank, forward, backward and weights, put into `plan`: its graphs, routes, states, borders.

@@ -8,6 +8,8 @@
 #include "graph/passes.h"
 #include "graph/passes/rewrite.h"
 #include "graph/training/training_plan.h"
+#include "partitioner/cost.h"
+#include "partitioner/gradient_buckets.h"
 #include "partitioner/training_job.h"
 
 namespace fretsaw {
@@ -15,7 +17,8 @@ namespace {
 
 class StepGraphWriter {
  public:
-  StepGraphWriter(const TrainingJob& job, const std::map<std::string, int>& homes, Plan& plan) : job_(job), homes_(homes), plan_(plan) {}
+  StepGraphWriter(const TrainingJob& job, const std::map<std::string, int>& homes, Plan& plan)
+      : job_(job), homes_(homes), plan_(plan), places_(places_of_new_states(plan)) {}
 
   StepGraphs run() {
     StepGraphs numbers;
@@ -75,8 +78,9 @@ class StepGraphWriter {
     model.opsets = {{"", newest_opset()}, {kCommunicationDomain, 1}};
     model.graph = std::make_shared<Graph>();
     Graph& g = *model.graph;
+    const std::map<std::string, Value*> gradients = reduced(g, own, tensor);
     std::map<Over, std::vector<Value*>> squares;  // gradients, by where their parts are
-    for (const std::string& name : own) squares[squares_over(name)].push_back(reduced(g, name, tensor));
+    for (const std::string& name : own) squares[squares_over(name)].push_back(gradients.at(name));
     std::vector<Value*> sums;
     for (const auto& [over, values] : squares) {
       Value* sum = g.add_node("SquaredSum", values, {g.fresh_name("squares")}, {}, kCommunicationDomain)->outputs[0];
@@ -90,37 +94,68 @@ class StepGraphWriter {
     infer_shapes(model);
     return model;
   }
-  Value* reduced(Graph& g, const std::string& name, int tensor) const {
-    const bool scatters = job_.training.zero == 1 && is_divided(name);
-    const bool arrives_divided = job_.divides_gradients() && is_divided(name);
-    const std::string state = scatters ? gradient_sum_of(name) : gradient_of(name);
-    Type type = type_of(name, arrives_divided, tensor);
-    Value* gradient = g.add_value(kStateInput + state, type);
-    g.inputs.push_back(gradient);
-    Value* const before = gradient;
-    const bool partial = job_.options.mesh.tensor > 1 && job_.layouts.at(name).kind == StateLayout::Kind::whole;
-    if (partial) gradient = all_reduce(g, gradient, "tensor", g.fresh_name("of_tensor_ranks:" + name));
+  // How the gradient's sum over micro-batches becomes that of all ranks.
+  ReducedGradient to_reduce(const std::string& name, int tensor) const {
+    using OverData = GradientExchange::OverData;
+    const bool divided = is_divided(name), scatters = job_.training.zero == 1 && divided;
+    ReducedGradient g{name, scatters ? gradient_sum_of(name) : gradient_of(name), {}, 0};
+    g.exchange.over_tensor = job_.options.mesh.tensor > 1 && job_.layouts.at(name).kind == StateLayout::Kind::whole;
     if (scatters)
-      gradient = reduce_scatter(g, gradient, name);
-    else if (job_.options.mesh.data > 1 && !arrives_divided)
-      gradient = all_reduce(g, gradient, "data", g.fresh_name("of_data_ranks:" + name));
-    if (gradient == before) return gradient;
-    gradient->name = kStateOutput + gradient_of(name);
-    g.outputs.push_back(gradient);
-    return gradient;
+      g.exchange.over_data = OverData::parts, g.exchange.dim = job_.data.at(name).dim;
+    else if (job_.options.mesh.data > 1 && !arrives_divided(name))
+      g.exchange.over_data = OverData::all;
+    g.exchange.dtype = job_.types.at(name).dtype;
+    g.bytes = type_bytes(type_of(name, arrives_divided(name), tensor));
+    return g;
+  }
+  bool arrives_divided(const std::string& name) const { return job_.divides_gradients() && is_divided(name); }
+
+  // The gradients' sums over all ranks.
+  std::map<std::string, Value*> reduced(Graph& g, const std::vector<std::string>& own, int tensor) const {
+    std::vector<ReducedGradient> gradients;
+    for (const std::string& name : own) gradients.push_back(to_reduce(name, tensor));
+    std::map<std::string, Value*> made;
+    for (const ReducedGradient& one : gradients) {
+      made[one.parameter] = g.add_value(kStateInput + one.state, type_of(one.parameter, arrives_divided(one.parameter), tensor));
+      g.inputs.push_back(made[one.parameter]);
+    }
+    for (const GradientBucket& bucket : gradient_buckets(gradients, places_, job_.training.bucket_mb * (1 << 20))) {
+      std::vector<Value*> values;
+      for (const ReducedGradient& one : bucket.gradients) values.push_back(made.at(one.parameter));
+      values = exchanged(g, values, bucket);
+      for (size_t i = 0; i < values.size(); ++i) {
+        const std::string& name = bucket.gradients[i].parameter;
+        values[i]->name = kStateOutput + gradient_of(name);
+        g.outputs.push_back(values[i]);
+        made[name] = values[i];
+      }
+    }
+    return made;
+  }
+  std::vector<Value*> exchanged(Graph& g, std::vector<Value*> values, const GradientBucket& bucket) const {
+    const auto add = [&](const char* op, const char* of, std::vector<Attribute> attributes) {
+      std::vector<std::string> names;
+      for (const ReducedGradient& one : bucket.gradients) names.push_back(g.fresh_name(of + one.parameter));
+      values = g.add_node(op, values, names, std::move(attributes), kCommunicationDomain)->outputs;
+    };
+    if (bucket.exchange.over_tensor) add("AllReduce", "of_tensor_ranks:", over_axis("tensor"));
+    if (bucket.exchange.over_data == GradientExchange::OverData::all) add("AllReduce", "of_data_ranks:", over_axis("data"));
+    if (bucket.exchange.over_data == GradientExchange::OverData::parts) {
+      std::vector<Attribute> attributes = over_data(bucket.gradients.front().parameter);
+      attributes.push_back({"reduction", std::string("sum")});
+      add("ReduceScatter", "of_data_ranks:", std::move(attributes));
+    }
+    return values;
+  }
+  std::vector<Attribute> over_axis(const std::string& axis) const {
+    return {{"axis", axis}, {"group_size", int64_t{axis == "data" ? job_.options.mesh.data : job_.options.mesh.tensor}}};
   }
   Value* all_reduce(Graph& g, Value* value, const std::string& axis, const std::string& name) const {
-    const int ranks = axis == "data" ? job_.options.mesh.data : job_.options.mesh.tensor;
-    return g.add_node("AllReduce", {value}, {name}, {{"axis", axis}, {"group_size", int64_t{ranks}}}, kCommunicationDomain)->outputs[0];
+    return g.add_node("AllReduce", {value}, {name}, over_axis(axis), kCommunicationDomain)->outputs[0];
   }
   std::vector<Attribute> over_data(const std::string& name) const {
     return {
         {"axis", std::string("data")}, {"group_size", int64_t{job_.options.mesh.data}}, {"tensor_axis", int64_t{job_.data.at(name).dim}}};
-  }
-  Value* reduce_scatter(Graph& g, Value* value, const std::string& name) const {
-    std::vector<Attribute> attributes = over_data(name);
-    attributes.push_back({"reduction", std::string("sum")});
-    return g.add_node("ReduceScatter", {value}, {g.fresh_name("of_data_ranks:" + name)}, attributes, kCommunicationDomain)->outputs[0];
   }
 
   // --- update ---
@@ -132,6 +167,7 @@ class StepGraphWriter {
       p.name = name, p.type = type_of(name, true, tensor), p.gradient = p.type.dtype;
       if (job_.layouts.at(name).kind == StateLayout::Kind::cut) p.cut_over.emplace_back("tensor", job_.options.mesh.tensor);
       if (is_divided(name)) p.cut_over.emplace_back("data", job_.options.mesh.data);
+      if (const auto copy = job_.copies.find(name); copy != job_.copies.end()) p.copy = copy->second;
     }
     UpdateModel update = make_update(job_.training.optimizer, trained);
     Graph& g = *update.model.graph;
@@ -144,12 +180,13 @@ class StepGraphWriter {
         input(p.states[s], kept[s] + ":" + p.name);
         p.new_states[s]->name = kStateOutput + kept[s] + ":" + p.name;
       }
-      if (slices_parameters() && is_divided(p.name)) {
+      if (is_divided(p.name) && !job_.divides(p.name)) {
         take_part(g, p, tensor, data);
       } else {
         input(p.parameter, p.name);
         p.new_parameter->name = kStateOutput + p.name;
       }
+      if (p.copy) give_copy(g, p);
     }
     sort_nodes(g);
     infer_shapes(update.model);
@@ -168,9 +205,19 @@ class StepGraphWriter {
                              {g.fresh_name("own:" + p.name)});
     set_output(*slice, 0, p.parameter);
     p.parameter->name = g.fresh_name("part:" + p.name);
-    Value* gathered =
-        g.add_node("AllGather", {p.new_parameter}, {kStateOutput + p.name}, over_data(p.name), kCommunicationDomain)->outputs[0];
-    std::replace(g.outputs.begin(), g.outputs.end(), p.new_parameter, gathered);
+    gather(g, p.new_parameter, p.name, p.name);
+  }
+  // The copy is whole where micro-batches take it whole.
+  void give_copy(Graph& g, const ParameterUpdate& p) const {
+    if (is_divided(p.name) && !job_.divides_parameters())
+      gather(g, p.copy, p.name, copy_of(p.name));
+    else
+      p.copy->name = kStateOutput + copy_of(p.name);
+  }
+  // Puts the whole of `part` in its place as the new value of `state`.
+  void gather(Graph& g, Value* part, const std::string& parameter, const std::string& state) const {
+    Value* whole = g.add_node("AllGather", {part}, {kStateOutput + state}, over_data(parameter), kCommunicationDomain)->outputs[0];
+    std::replace(g.outputs.begin(), g.outputs.end(), part, whole);
   }
 
   // What micro-batches do not know of.
@@ -197,6 +244,7 @@ class StepGraphWriter {
   const TrainingJob& job_;
   const std::map<std::string, int>& homes_;
   Plan& plan_;
+  std::map<std::string, std::pair<int, size_t>> places_;  // of the sums of gradients
 };
 
 }  // namespace

@@ -1,0 +1,43 @@
+// Where running statistics are moved.
+#include "partitioner/statistic_stages.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace fretsaw {
+
+void keep_statistics_together(const GraphIndex& index, std::vector<int>& stage_of) {
+  const Graph& first = index.graph;
+  std::unordered_set<const Value*> of_loss(first.outputs.begin(), first.outputs.begin() + 2);
+  for (auto it = first.nodes.rbegin(); it != first.nodes.rend(); ++it) {
+    const bool used = std::any_of((*it)->outputs.begin(), (*it)->outputs.end(), [&](const Value* v) { return v && of_loss.contains(v); });
+    if (!used) continue;
+    of_loss.insert((*it)->inputs.begin(), (*it)->inputs.end());
+    for (const Value* v : captures(**it)) of_loss.insert(v);
+  }
+  std::unordered_map<const Node*, size_t> place;
+  for (size_t i = 0; i < index.nodes.size(); ++i) place[index.nodes[i]] = i;
+  for (size_t s = 2; s < first.outputs.size(); ++s) {
+    std::vector<const Node*> tail, left = {first.outputs[s]->producer};
+    int stage = -1;
+    while (!left.empty()) {
+      const Node* node = left.back();
+      left.pop_back();
+      if (!node) continue;
+      const bool own = std::none_of(node->outputs.begin(), node->outputs.end(), [&](const Value* v) { return v && of_loss.contains(v); });
+      if (!own) {
+        stage = std::max(stage, stage_of[place.at(node)]);
+        continue;
+      }
+      if (std::find(tail.begin(), tail.end(), node) != tail.end()) continue;
+      tail.push_back(node);
+      for (const Value* v : node->inputs)
+        if (v) left.push_back(v->producer);
+    }
+    for (const Node* node : tail)
+      if (stage >= 0) stage_of[place.at(node)] = stage;
+  }
+}
+
+}  // namespace fretsaw
