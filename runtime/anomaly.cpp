@@ -64,8 +64,15 @@ bool overlap(const TensorView& a, const TensorView& b) {
   return a.memory == b.memory && first < second + b.bytes() && second < first + a.bytes();
 }
 
-// An input whose memory became the output's can't be asked any more.
+// Constants may have gone into the kernel. An input whose memory became the output's can't be asked any more.
 bool read_infinity(const Step& step, const RuntimeValue& output, RankContext& rank) {
+  for (const Value* v : step.node->inputs) {
+    if (!v || !v->constant || !v->constant->data || !is_float(v->constant->dtype)) continue;
+    RuntimeValue constant;
+    from_constant(v->constant, constant, nullptr);
+    const Found found = look_at(constant, rank);
+    if (found.infinity || found.nan) return true;
+  }
   for (const RuntimeValue* input : step.input_values) {
     if (!input || input->kind != RuntimeValue::Kind::tensor || overlap(input->tensor, output.tensor)) continue;
     const Found found = look_at(*input, rank);

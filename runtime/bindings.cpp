@@ -20,10 +20,13 @@ bool remember(Program& program) {
 }  // namespace
 
 void bind_values(Program& program, RankContext& rank) {
+  program.settled.assign(program.milestones.empty() ? 0 : program.outputs.size(), false);
   program.addresses.clear();
   for (Binding& binding : program.bindings) {
     if (binding.input >= 0) {
       program.addresses.push_back(program.values[static_cast<size_t>(program.inputs[static_cast<size_t>(binding.input)])].tensor.data);
+    } else if (binding.place) {
+      program.addresses.push_back(binding.place->tensor.data);
     } else {
       binding.memory = rank.device_memory->pool.take(binding.bytes);
       program.addresses.push_back(binding.memory.get());
@@ -41,11 +44,12 @@ void bind_values(Program& program, RankContext& rank) {
 // After all outputs that are handed over: one of those may be the old value.
 void keep_values(Program& program, std::span<RuntimeValue> outputs, RankContext& rank) {
   for (size_t o = 0; o < program.kept.size(); ++o) {
-    if (program.kept[o] < 0) continue;
-    const RuntimeValue& old = program.values[static_cast<size_t>(program.inputs[static_cast<size_t>(program.kept[o])])];
+    const RuntimeValue* old = kept_in(program, o);
+    if (!old) continue;
     const TensorView& made = program.values[static_cast<size_t>(program.outputs[o])].tensor;
-    if (made.data != old.tensor.data) copy_bytes(old.tensor, made, made.bytes(), rank.device.get());
-    outputs[o] = old;
+    const bool settled = o < program.settled.size() && program.settled[o];
+    if (!settled && made.data != old->tensor.data) copy_bytes(old->tensor, made, made.bytes(), rank.device.get());
+    outputs[o] = *old;
   }
   for (Binding& binding : program.bindings) binding.memory.reset();
 }

@@ -3,169 +3,17 @@
 
 #include <algorithm>
 #include <cstring>
+#include <list>
 #include <numeric>
 
 #include "graph/communication_schemas.h"
 #include "graph/errors.h"
-#include "kernels/cpu/element_copy.h"
-#include "kernels/cpu/parallel.h"
+#include "runtime/collective_parts.h"
 
 namespace fretsaw {
 namespace {
 
-using Bytes = std::span<std::byte>;
-using ConstBytes = std::span<const std::byte>;
-
-std::byte* data_of(const TensorView& x) {
-  return static_cast<std::byte*>(x.data);
-}
-ConstBytes bytes_in(const TensorView& x) {
-  return {data_of(x), x.bytes()};
-}
-Bytes bytes_in(TensorView& x) {
-  return {data_of(x), x.bytes()};
-}
-
-// A tensor [outer, axis, inner] around one of its axes.
-struct Around {
-  int64_t outer = 1;
-  int64_t index_bits = 0;  // of one index along the axis: `inner` elements
-
-  // As the elements lie in memory: channels last, the channels are the innermost axis.
-  Around(const TensorView& x, size_t axis) {
-    Dims dims = x.dims;
-    if (x.layout == Layout::nhwc) {
-      dims = {x.dims[0], x.dims[2], x.dims[3], x.dims[1]};
-      axis = std::array<size_t, 4>{0, 3, 1, 2}[axis];
-    }
-    outer = product(dims, 0, axis);
-    index_bits = bits_of(x.dtype) * product(dims, axis + 1, dims.size());
-  }
-  // Of `size` indexes that lie side by side.
-  size_t row_bytes(int64_t size) const {
-    if (size * index_bits % 8) {
-      throw Error("parts of packed elements do not begin at whole bytes", "cast the tensor to int8 before it is exchanged");
-    }
-    return static_cast<size_t>(size * index_bits / 8);
-  }
-  size_t part_bytes(int64_t size) const { return static_cast<size_t>(outer) * row_bytes(size); }
-};
-
-struct Rows {
-  std::byte* to;
-  size_t to_stride;
-  const std::byte* from;
-  size_t from_stride, row_bytes;
-  int64_t count;
-};
-
-// Copies where the tensors are: on the host, or on the device's stream.
-class Mover {
- public:
-  explicit Mover(const RunContext& r) : device_(r.on_device() ? &r.device() : nullptr), threads_(r.threads()) {}
-
-  void copy(void* to, const void* from, size_t bytes) const {
-    if (device_) {
-      device_->copy(to, from, bytes);
-    } else {
-      std::memcpy(to, from, bytes);
-    }
-  }
-  void clear(void* to, size_t bytes) const {
-    if (device_) {
-      device_->clear(to, bytes);
-    } else {
-      std::memset(to, 0, bytes);
-    }
-  }
-  void copy_rows(const Rows& rows) const;
-
- private:
-  Device* device_;
-  int threads_;
-};
-
-void Mover::copy_rows(const Rows& rows) const {
-  if (rows.row_bytes == 0) return;
-  if (device_) {
-    return device_->copy_rows(rows.to, rows.to_stride, rows.from, rows.from_stride, rows.row_bytes, static_cast<size_t>(rows.count));
-  }
-  const int64_t grain = kGrainElements * static_cast<int64_t>(sizeof(float)) / static_cast<int64_t>(rows.row_bytes) + 1;
-  parallel_for(rows.count, grain, threads_, [&](int64_t begin, int64_t end) {
-    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
-      std::memcpy(rows.to + i * rows.to_stride, rows.from + i * rows.from_stride, rows.row_bytes);
-    }
-  });
-}
-
-// The exchange itself, among the hosts' memories or the devices'.
-class Exchange {
- public:
-  Exchange(const RunContext& r, const RankContext::Group& group)
-      : host_(*group.ranks), devices_(r.on_device() ? group.devices.get() : nullptr) {}
-
-  void all_reduce(ConstBytes in, Bytes out, DType dtype, Reduction reduction) const {
-    if (devices_) return devices_->all_reduce(in.data(), out.data(), in.size(), dtype, reduction);
-    host_.all_reduce(in, out, dtype, reduction);
-  }
-  void all_gather(ConstBytes in, Bytes out) const {
-    if (devices_) return devices_->all_gather(in.data(), out.data(), in.size());
-    host_.all_gather(in, out);
-  }
-  void reduce_scatter(ConstBytes in, Bytes out, DType dtype, Reduction reduction) const {
-    if (devices_) return devices_->reduce_scatter(in.data(), out.data(), in.size(), dtype, reduction);
-    host_.reduce_scatter(in, out, dtype, reduction);
-  }
-  void all_to_all(ConstBytes in, Bytes out) const {
-    if (devices_) return devices_->all_to_all(in.data(), out.data(), in.size());
-    host_.all_to_all(in, out);
-  }
-  void broadcast(Bytes data, int root) const {
-    if (devices_) return devices_->broadcast(data.data(), data.size(), root);
-    host_.broadcast(data, root);
-  }
-
- private:
-  Communicator& host_;
-  DeviceCommunicator* devices_;
-};
-
-// The ranks' parts of an axis, and blocks that hold one each: part `r` in rows, from the beginning of block `r`.
-struct Parts {
-  Around around;
-  std::span<const int64_t> sizes;
-  int64_t total, largest;
-  size_t block_bytes;
-
-  Parts(const Around& around, std::span<const int64_t> sizes)
-      : around(around),
-        sizes(sizes),
-        total(std::accumulate(sizes.begin(), sizes.end(), int64_t{0})),
-        largest(*std::max_element(sizes.begin(), sizes.end())),
-        block_bytes(around.part_bytes(largest)) {}
-  size_t blocks_bytes() const { return sizes.size() * block_bytes; }
-  // Whether the tensor's own bytes are such blocks.
-  bool lie_in_blocks() const {
-    return around.outer == 1 && std::all_of(sizes.begin(), sizes.end(), [&](int64_t size) { return size == largest; });
-  }
-  void from_blocks(std::byte* tensor, const std::byte* blocks, const Mover& mover) const {
-    const size_t whole_row = around.row_bytes(total);
-    for (size_t r = 0, at = 0; r < sizes.size(); ++r) {
-      const size_t row = around.row_bytes(sizes[r]);
-      mover.copy_rows({tensor + at, whole_row, blocks + r * block_bytes, row, row, around.outer});
-      at += row;
-    }
-  }
-  void to_blocks(std::byte* blocks, const std::byte* tensor, const Mover& mover) const {
-    const size_t whole_row = around.row_bytes(total);
-    for (size_t r = 0, at = 0; r < sizes.size(); ++r) {
-      const size_t row = around.row_bytes(sizes[r]), used = around.part_bytes(sizes[r]);
-      mover.copy_rows({blocks + r * block_bytes, row, tensor + at, whole_row, row, around.outer});
-      mover.clear(blocks + r * block_bytes + used, block_bytes - used);  // it is reduced too
-      at += row;
-    }
-  }
-};
+using namespace collective;
 
 // One node, as far as all ranks of its group see it alike.
 struct Collective {
@@ -241,16 +89,46 @@ void Collective::check_group(const Node& node) const {
 }
 
 void Collective::copy(RunContext& r) const {
-  const TensorView& x = r.input(0);
-  TensorView& y = r.output(0, x.dims);
-  if (y.data != x.data) Mover(r).copy(y.data, x.data, x.bytes());
+  for (size_t i = 0; i < r.input_count(); ++i) {
+    const TensorView& x = r.input(i);
+    TensorView& y = r.output(i, x.dims, x.dtype);
+    if (y.data != x.data) Mover(r).copy(y.data, x.data, x.bytes());
+  }
+}
+
+// Tensors that are reduced in place and lie one behind the other in one piece of memory (Rank::place_together) are one. What aligns them
+// between is nobody's.
+std::vector<Exchanged> neighbours_joined(const RunContext& r, const std::vector<Exchanged>& each) {
+  constexpr std::ptrdiff_t kMostBetween = 256;
+  std::vector<Exchanged> joined;
+  for (size_t i = 0; i < each.size(); ++i) {
+    const auto* begin = static_cast<const std::byte*>(each[i].in);
+    const bool in_place = begin == each[i].out;
+    if (in_place && i > 0 && joined.back().in == joined.back().out) {
+      const std::shared_ptr<void>&own = r.value(i).owner, &before = r.value(i - 1).owner;
+      const bool one_memory = own && before && !own.owner_before(before) && !before.owner_before(own);
+      const std::ptrdiff_t between = begin - (static_cast<const std::byte*>(joined.back().in) + joined.back().bytes);
+      if (one_memory && between >= 0 && between < kMostBetween) {
+        joined.back().bytes += static_cast<size_t>(between) + each[i].bytes;
+        continue;
+      }
+    }
+    joined.push_back(each[i]);
+  }
+  return joined;
 }
 
 void Collective::all_reduce(RunContext& r) const {
-  const TensorView& x = r.input(0);
-  TensorView& y = r.output(0, x.dims, x.dtype, layout);
-  CollectiveCall call(rank, group(), op, x.bytes());
-  Exchange(r, group()).all_reduce(bytes_in(x), bytes_in(y), x.dtype, reduction);
+  std::vector<Exchanged> each;
+  size_t bytes = 0;
+  for (size_t i = 0; i < r.input_count(); ++i) {
+    const TensorView& x = r.input(i);
+    each.push_back({x.data, r.output(i, x.dims, x.dtype, layout).data, x.bytes()});
+    bytes += x.bytes();
+  }
+  if (each.size() > 1) each = neighbours_joined(r, each);
+  CollectiveCall call(rank, group(), op, bytes);
+  Exchange(r, group()).all_reduce(each, r.input(0).dtype, reduction);
 }
 
 // What each rank brings along the axis: as the node says, all as much as this rank, or as they tell each other.
@@ -313,31 +191,65 @@ std::vector<int64_t> Collective::scattered_sizes(int64_t total) const {
               "partition the model again");
 }
 
+// One tensor of a ReduceScatter.
+struct Scattered {
+  const TensorView& x;
+  TensorView& y;
+  std::vector<int64_t> sizes;
+  Parts parts;
+  size_t part_bytes;  // of this rank
+  std::byte *sent = nullptr, *received = nullptr;
+
+  Scattered(const TensorView& x, TensorView& y, size_t along, std::vector<int64_t> found, int rank)
+      : x(x),
+        y(y),
+        sizes(std::move(found)),
+        parts(Around(x, along), sizes),
+        part_bytes(parts.around.part_bytes(sizes[static_cast<size_t>(rank)])) {}
+  // Blocks of all ranks, and this rank's where its part is smaller.
+  bool padded() const { return part_bytes < parts.block_bytes; }
+  size_t scratch_bytes() const {
+    return parts.lie_in_blocks() ? 0
+                                 : (parts.blocks_bytes() + (padded() ? parts.block_bytes : 0) + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  void prepare(std::byte* scratch, const Mover& mover) {
+    const bool as_it_lies = parts.lie_in_blocks();
+    sent = as_it_lies ? data_of(x) : scratch;
+    received = as_it_lies || !padded() ? data_of(y) : scratch + parts.blocks_bytes();
+    if (!as_it_lies) parts.to_blocks(sent, data_of(x), mover);
+  }
+  void finish(const Mover& mover) const {
+    if (received != data_of(y)) mover.copy(y.data, received, y.bytes());
+  }
+  static constexpr size_t kAlignment = 256;
+};
+
 void Collective::reduce_scatter(RunContext& r) const {
-  const TensorView& x = r.input(0);
-  const size_t along = normalise_axis(tensor_axis, x.rank());
-  const std::vector<int64_t> found = scattered_sizes(x.dims[along]);
-  const Parts parts(Around(x, along), found);
-  const Exchange exchange(r, group());
+  std::list<Scattered> all;  // `parts` point to `sizes`
+  size_t bytes = 0, scratch_bytes = 0;
+  const int own = group().ranks->rank();
+  for (size_t i = 0; i < r.input_count(); ++i) {
+    const TensorView& x = r.input(i);
+    const size_t along = normalise_axis(tensor_axis, x.rank());
+    std::vector<int64_t> found = scattered_sizes(x.dims[along]);
+    Dims dims = x.dims;
+    dims[along] = found[static_cast<size_t>(own)];
+    all.emplace_back(x, r.output(i, dims, x.dtype, layout), along, std::move(found), own);
+    bytes += x.bytes(), scratch_bytes += all.back().scratch_bytes();
+  }
+  auto* scratch = static_cast<std::byte*>(scratch_bytes ? r.scratch(scratch_bytes) : nullptr);
   const Mover mover(r);
-  const int64_t own = found[static_cast<size_t>(group().ranks->rank())];
-  Dims dims = x.dims;
-  dims[along] = own;
-  TensorView& y = r.output(0, dims, x.dtype, layout);
-  if (parts.lie_in_blocks()) {
-    CollectiveCall call(rank, group(), op, x.bytes());
-    return exchange.reduce_scatter(bytes_in(x), bytes_in(y), x.dtype, reduction);
+  std::vector<Exchanged> each;
+  for (Scattered& one : all) {
+    one.prepare(scratch, mover);
+    scratch += one.scratch_bytes();
+    each.push_back({one.sent, one.received, one.parts.blocks_bytes()});
   }
-  const size_t block = parts.block_bytes;
-  const bool padded = own < parts.largest;
-  auto* blocks = static_cast<std::byte*>(r.scratch(parts.blocks_bytes() + (padded ? block : 0)));
-  std::byte* received = padded ? blocks + parts.blocks_bytes() : data_of(y);
-  parts.to_blocks(blocks, data_of(x), mover);
   {
-    CollectiveCall call(rank, group(), op, x.bytes());
-    exchange.reduce_scatter({blocks, parts.blocks_bytes()}, {received, block}, x.dtype, reduction);
+    CollectiveCall call(rank, group(), op, bytes);
+    Exchange(r, group()).reduce_scatter(each, r.input(0).dtype, reduction);
   }
-  if (padded) mover.copy(y.data, received, y.bytes());
+  for (const Scattered& one : all) one.finish(mover);
 }
 
 void Collective::all_to_all(RunContext& r) const {
@@ -401,7 +313,7 @@ CompiledKernel make_collective(const CompileContext& c, RankContext& rank) {
   kernel.run = [collective, method](RunContext& r) { ((*collective).*method)(r); };
   const bool by_layout = method == &Collective::all_reduce || method == &Collective::all_gather || method == &Collective::reduce_scatter;
   if (by_layout && collective->layout != Layout::plain) {
-    kernel.input_layouts = kernel.output_layouts = {collective->layout};
+    kernel.input_layouts = kernel.output_layouts = std::vector<Layout>(c.inputs.size(), collective->layout);
   }
   const bool in_place = method == &Collective::all_reduce || method == &Collective::broadcast || method == &Collective::copy;
   if (in_place) kernel.overwrites = 0;

@@ -37,6 +37,13 @@ struct Header {
   bool operator==(const Header&) const = default;
 };
 
+// One of several tensors that are exchanged together.
+struct Exchanged {
+  const void* in = nullptr;
+  void* out = nullptr;
+  size_t bytes = 0;  // of `in`
+};
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -58,6 +65,9 @@ class Communicator {
   virtual void all_gather(std::span<const std::byte> in, std::span<std::byte> out) = 0;  // out: size() blocks of `in`
   virtual void reduce_scatter(std::span<const std::byte> in, std::span<std::byte> out, DType dtype, Reduction reduction) = 0;
   virtual void all_to_all(std::span<const std::byte> in, std::span<std::byte> out) = 0;  // size() equal blocks each
+  // What the calls above do, to each tensor, in one exchange.
+  virtual void all_reduce_each(std::span<const Exchanged> each, DType dtype, Reduction reduction) = 0;
+  virtual void reduce_scatter_each(std::span<const Exchanged> each, DType dtype, Reduction reduction) = 0;
   virtual void broadcast(std::span<std::byte> data, int root) = 0;
   virtual void barrier() = 0;
 

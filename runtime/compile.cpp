@@ -13,6 +13,7 @@
 #include "graph/errors.h"
 #include "kernels/cpu/reorder.h"
 #include "runtime/collectives.h"
+#include "runtime/join_steps.h"
 #include "runtime/program.h"
 #include "runtime/sums_with_norms.h"
 
@@ -31,7 +32,8 @@ class Compiler {
     program_->model = specialised_.model;
     program_->device = std::move(device);
     program_->binds = device_ && binding.binds;
-    program_->kept = binding.kept;
+    program_->kept = binding.kept, program_->places = binding.places;
+    program_->awaited = binding.awaited;
     if (program_->binds) local_.insert(binding.local.begin(), binding.local.end());
   }
 
@@ -53,9 +55,11 @@ class Compiler {
           slot_in(v, as_it_lies ? slot_at(main_slot(v)).layout : layout_of_output(*border_.outputs[i]), memory_of(v)));
     }
     if (device_) inputs_first();
+    if (device_ && !rank_.detect_anomaly) join_alike_steps(*program_, overwrites_);
     place_values(*program_, overwrites_);
     if (device_) check_device_memory();
     connect();
+    program_->milestones = find_milestones(*program_);
     if (device_) find_segments();
     return std::move(program_);
   }
@@ -170,10 +174,15 @@ class Compiler {
 
   void add_step(Step step, int overwrites = kOverwriteNone) {
     program_->steps.push_back(std::move(step));
-    overwrites_.push_back(overwrites);
+    overwrites_.push_back(rank_.detect_anomaly ? kOverwriteNone : overwrites);  // its inputs are looked at, too
   }
 
   std::vector<Unit> units_on_device(const Graph& graph) {
+    if (rank_.detect_anomaly) {  // each node is looked at
+      std::vector<Unit> nodes;
+      for (const Node* node : graph.nodes) nodes.push_back({node});
+      return nodes;
+    }
     std::vector<Unit> steps = device_steps(graph, host_, consumers_, graph_outputs_, *device_, rank_.tf32);
     join_norms_to_sums(steps, host_, consumers_, graph_outputs_, rank_);
     return steps;
@@ -288,6 +297,7 @@ class Compiler {
     Step step;
     step.on_device = device_ != nullptr;
     step.kernel = unit.size() > 1 ? make_sum_with_norm(c, rank_) : make_collective(c, rank_);
+    step.elementwise = unit.size() == 1 && unit.front()->op == "AllReduce";
     const int overwrites = step.kernel.overwrites;
     add_kernel_step(unit, c, std::move(step), overwrites);
   }
@@ -426,10 +436,16 @@ class Compiler {
     for (Step& step : steps) step.capturable = is_capturable(step);
     for (size_t i = 0; i < steps.size();) {
       size_t end = i, kernels = 0;
-      while (end < steps.size() && steps[end].capturable) kernels += steps[end++].kind == Step::Kind::kernel;
+      while (end < steps.size() && steps[end].capturable) {
+        kernels += steps[end].kind == Step::Kind::kernel;
+        if (is_milestone(end++)) break;
+      }
       if (kernels > 1) program_->segments.push_back({.first = i, .last = end - 1});
       i = std::max(end, i + 1);
     }
+  }
+  bool is_milestone(size_t step) const {
+    return std::any_of(program_->milestones.begin(), program_->milestones.end(), [&](const Milestone& m) { return m.step == step; });
   }
   bool is_capturable(const Step& step) {
     const auto in_place = [&](int number) {

@@ -35,6 +35,9 @@ class DeviceCommunicator {
   virtual void all_gather(const void* in, void* out, size_t bytes) = 0;
   virtual void reduce_scatter(const void* in, void* out, size_t bytes, DType dtype, Reduction reduction) = 0;
   virtual void all_to_all(const void* in, void* out, size_t bytes) = 0;
+  // What the calls above do, to each tensor; one after the other where a communicator has nothing better.
+  virtual void all_reduce_each(std::span<const Exchanged> each, DType dtype, Reduction reduction);
+  virtual void reduce_scatter_each(std::span<const Exchanged> each, DType dtype, Reduction reduction);
   virtual void broadcast(void* data, size_t bytes, int root) = 0;
   // Ends pending and later calls of this rank with an Error; called from any thread.
   virtual void abort() = 0;

@@ -22,10 +22,11 @@ struct Need {
 
 Rank::OnDevice DeviceGroup::of_rank(int rank) const {
   if (devices.empty()) return {};
-  auto connect = [shared = shared](Communicator& group, Device& device) {
-    return shared || !built_with_nccl() ? make_staged_communicator(group, device) : make_nccl_communicator(group, device);
+  auto connect = [shared = shared](Communicator& group, Device& device, bool beside) {
+    return shared || !built_with_nccl() ? make_staged_communicator(group, device) : make_nccl_communicator(group, device, beside);
   };
-  return {devices.at(static_cast<size_t>(rank)), mailbox, connect};
+  const std::shared_ptr<Device>& device = devices.at(static_cast<size_t>(rank));
+  return {device, mailbox, connect, [index = device->index()]() -> std::shared_ptr<Device> { return open_cuda_device(index); }};
 }
 
 DeviceGroup open_devices(const std::vector<int>& chosen, int ranks) {

@@ -186,10 +186,11 @@ void give_outputs(Program& program, std::span<RuntimeValue> outputs, RankContext
     auto number = static_cast<size_t>(program.outputs[i]);
     const RuntimeValue& value = program.values[number];
     const int binding = program.slots[number].binding;
-    if (!program.kept.empty() && program.kept[i] >= 0) continue;
-    if (binding >= 0 && program.bindings[static_cast<size_t>(binding)].input < 0) {
+    if (!program.kept.empty() && (program.kept[i] >= 0 || program.places[i])) continue;
+    const Binding* own = binding >= 0 ? &program.bindings[static_cast<size_t>(binding)] : nullptr;
+    if (own && own->input < 0 && !own->place) {
       outputs[i] = value;
-      outputs[i].owner = program.bindings[static_cast<size_t>(binding)].memory;
+      outputs[i].owner = own->memory;
     } else if (value.kind == RuntimeValue::Kind::tensor && value.tensor.memory == Memory::device) {
       copy_pooled(is_small_list(value.tensor.dtype, value.tensor.dims) ? rank.memory.pool : rank.device_memory->pool, value, outputs[i],
                   rank.device.get());
@@ -257,7 +258,7 @@ Segment::Captured* capture(Program& program, Segment& segment, StepMemory& memor
   std::vector<int64_t> calls;
   for (const auto& group : rank.groups) calls.push_back(group.calls);
   std::exception_ptr failure;
-  Segment::Captured made{program.addresses, nullptr, rank.device_memory->scratch.data(), {}};
+  Segment::Captured made{program.addresses, nullptr, rank.device_memory->scratch.data(), {}, program.runs};
   rank.device->begin_capture();
   try {
     for (size_t i = segment.first; i <= segment.last; ++i) run_step(program, program.steps[i], memory, rank, depth);
@@ -278,8 +279,9 @@ Segment::Captured* capture(Program& program, Segment& segment, StepMemory& memor
   return &segment.captured.back();
 }
 
-// How many sets of addresses a segment is captured for; with others it runs as it is.
-constexpr size_t kMostCaptured = 8;
+// How many sets of addresses a segment is captured for; with others it runs as it is. Sets that did not come for so many runs go.
+constexpr size_t kMostCaptured = 16;
+constexpr int64_t kRunsKept = 64;
 
 // The segment's work for the addresses at hand; null where there is none.
 Segment::Captured* captured_work(Program& program, Segment& segment, StepMemory& memory, RankContext& rank, size_t depth) {
@@ -287,15 +289,18 @@ Segment::Captured* captured_work(Program& program, Segment& segment, StepMemory&
   std::erase_if(segment.captured, [&](const Segment::Captured& c) { return c.scratch != scratch; });
   for (Segment::Captured& c : segment.captured)
     if (c.addresses == program.addresses) return &c;
-  if (segment.captured.size() >= kMostCaptured || !program.ran_before) return nullptr;
+  if (!program.ran_before) return nullptr;
+  std::erase_if(segment.captured, [&](const Segment::Captured& c) { return program.runs - c.last_run > kRunsKept; });
+  if (segment.captured.size() >= kMostCaptured) return nullptr;
   return capture(program, segment, memory, rank, depth);
 }
 
 // The first run makes what kernels make once (workspaces, connections); the second is captured.
 bool run_segment(Program& program, Segment& segment, StepMemory& memory, RankContext& rank, size_t depth) {
   if (program.runs == 0 || segment.refused || rank.trace || rank.detect_anomaly) return false;
-  const Segment::Captured* captured = captured_work(program, segment, memory, rank, depth);
+  Segment::Captured* captured = captured_work(program, segment, memory, rank, depth);
   if (!captured) return false;
+  captured->last_run = program.runs;
   rank.device->launch(*captured->work);
   for (const CommunicationCount& c : captured->communication) {
     rank.group(c.axis)->calls += c.count;
@@ -325,11 +330,13 @@ void run_program(Program& program, std::span<const RuntimeValue* const> inputs, 
     if (segment != program.segments.end() && segment->first == i) {
       Segment& whole = *segment++;
       if (run_segment(program, whole, memory, rank, depth)) {
+        pass_milestones(program, i, whole.last, rank);
         i = whole.last;
         continue;
       }
     }
     run_traced(program, program.steps[i], memory, rank, depth);
+    pass_milestones(program, i, i, rank);
   }
   if (beginning) rank.device_runs.push_back({{}, std::move(beginning), program.device->record(/*timed=*/true)});
   give_outputs(program, outputs, rank);

@@ -127,7 +127,20 @@ void overwrite_kept(Program& program, Buffers& buffers, int s) {
   }
 }
 
-// Binds inputs in device memory with what shares it, and outputs there that are handed over.
+// Where the value itself can be made there: not where it is a part of a larger one.
+const RuntimeValue* place_of_output(const Program& program, Buffers& buffers, size_t o) {
+  const int output = program.outputs[o];
+  if (!program.places[o] || buffers.offset(output) != 0) return nullptr;
+  const Slot& own = program.slots[static_cast<size_t>(output)];
+  for (int i = 0; i < static_cast<int>(program.slots.size()); ++i) {
+    const Slot& slot = program.slots[static_cast<size_t>(i)];
+    if (buffers.root(i) != buffers.root(output) || !slot.fixed) continue;
+    if (buffers.offset(i) + bytes_of(slot.dtype, slot.dims, slot.layout) > bytes_of(own.dtype, own.dims, own.layout)) return nullptr;
+  }
+  return program.places[o];
+}
+
+// Binds inputs in device memory with what shares it, and outputs there that are kept in other places or handed over.
 void bind_slots(Program& program, Buffers& buffers) {
   std::vector<int> number(program.slots.size(), -1);  // of the binding, by root slot
   for (size_t i = 0; i < program.inputs.size(); ++i) {
@@ -140,11 +153,11 @@ void bind_slots(Program& program, Buffers& buffers) {
     const Slot& slot = program.slots[static_cast<size_t>(program.outputs[o])];
     const Buffers::Life& life = buffers.life(program.outputs[o]);
     int& binding = number[static_cast<size_t>(buffers.root(program.outputs[o]))];
-    const bool handed_over = program.kept.empty() || program.kept[o] < 0;
-    if (!handed_over || binding >= 0 || slot.memory != Memory::device || !life.planned || life.escapes || life.first < 0) continue;
+    const bool keeps_input = !program.kept.empty() && program.kept[o] >= 0;
+    if (keeps_input || binding >= 0 || slot.memory != Memory::device || !life.planned || life.escapes || life.first < 0) continue;
     if (is_small_list(slot.dtype, slot.dims)) continue;
     binding = static_cast<int>(program.bindings.size());
-    program.bindings.push_back({});
+    program.bindings.push_back({.place = place_of_output(program, buffers, o)});
   }
   for (int i = 0; i < static_cast<int>(program.slots.size()); ++i) {
     Slot& slot = program.slots[static_cast<size_t>(i)];
@@ -157,9 +170,10 @@ void bind_slots(Program& program, Buffers& buffers) {
   }
 }
 
-// What is kept goes to inputs of the same type in device memory; the rest is handed over.
+// What is kept goes to memory of a device that holds the same type; the rest is handed over.
 void check_kept(Program& program) {
   program.kept.resize(program.binds ? program.outputs.size() : 0, -1);
+  program.places.resize(program.kept.size(), nullptr);
   for (size_t o = 0; o < program.kept.size(); ++o) {
     const int input = program.kept[o] < 0 ? -1 : program.inputs[static_cast<size_t>(program.kept[o])];
     const Slot& now = program.slots[static_cast<size_t>(program.outputs[o])];
@@ -167,6 +181,10 @@ void check_kept(Program& program) {
     const bool fits = old && old->memory == Memory::device && old->fixed && now.fixed && old->dtype == now.dtype && old->dims == now.dims &&
                       old->layout == now.layout;
     if (!fits) program.kept[o] = -1;
+    const RuntimeValue* place = program.places[o];
+    const bool fits_place = place && place->tensor.memory == Memory::device && now.memory == Memory::device && now.fixed &&
+                            place->tensor.dtype == now.dtype && place->tensor.dims == now.dims && now.layout == Layout::plain;
+    if (!fits_place) program.places[o] = nullptr;
   }
 }
 

@@ -6,6 +6,7 @@
 // A rank holds a cache for each graph it runs, and one for each control-flow body inside a program.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -27,6 +28,8 @@
 namespace fretsaw {
 
 struct ControlFlow;
+struct Milestone;
+struct Program;
 
 // Something a device does. When it did is known only once it is done, for the host runs ahead.
 struct DeviceSpan {
@@ -65,7 +68,8 @@ struct RankContext {
   std::vector<CommunicationCount> communication;
   bool counts_communication = false;
   void count_communication(const std::string& op, const std::string& axis, size_t bytes, int64_t count = 1);
-  double communicating_us = 0;  // in collectives, since the beginning
+  double communicating_us = 0;                              // in collectives, since the beginning
+  std::function<void(Program&, const Milestone&)> reached;  // called while a program runs
   int64_t compiled_programs = 0;
   // Large results of constant folding, which the programs of a rank share.
   struct Folded {
@@ -116,6 +120,7 @@ struct Segment {
     std::shared_ptr<CapturedWork> work;
     const void* scratch = nullptr;                  // where it was then
     std::vector<CommunicationCount> communication;  // of its collectives
+    int64_t last_run = 0;                           // the program's, when it was replayed
   };
   size_t first = 0, last = 0;
   std::vector<Captured> captured;
@@ -124,9 +129,17 @@ struct Segment {
 
 // Memory of a device whose address is known when a program runs: that of an input, or what an output is handed over in.
 struct Binding {
-  int input = -1;                // among the program's inputs; -1: of an output
-  size_t bytes = 0;              // of an output
-  std::shared_ptr<void> memory;  // of an output, while the program runs
+  int input = -1;                       // among the program's inputs; -1: of an output
+  size_t bytes = 0;                     // of an output
+  const RuntimeValue* place = nullptr;  // of an output: where it is kept; null: it is handed over
+  std::shared_ptr<void> memory;         // of an output, while the program runs
+};
+
+// A point of a program from which on some of its outputs are what they are in the end: they are made, and nothing touches them any more.
+// Those that are kept lie where they are kept.
+struct Milestone {
+  size_t step = 0;  // behind it; the last of a segment, if of any
+  std::vector<size_t> outputs;
 };
 
 struct Program {
@@ -140,10 +153,14 @@ struct Program {
   std::byte *bound_arena = nullptr, *bound_device_arena = nullptr;  // where `values` point now
   std::shared_ptr<Device> device;                                   // null: all on the host
   std::vector<Segment> segments;
+  std::vector<std::vector<size_t>> awaited;  // as BindingSpec says
+  std::vector<Milestone> milestones;         // by step
+  std::vector<bool> settled;                 // outputs whose values were put where they are kept already, in the run at hand
   int64_t runs = 0;
   std::vector<HostFallback> fallbacks;
-  bool binds = false;     // its inputs and outputs in device memory are bound, not copied
-  std::vector<int> kept;  // for each output: the input in whose memory its value stays; -1: it is handed over
+  bool binds = false;                       // its inputs and outputs in device memory are bound, not copied
+  std::vector<int> kept;                    // for each output: the input in whose memory its value stays; -1: none
+  std::vector<const RuntimeValue*> places;  // for each output: what else it is kept in; null: nothing. The rest is handed over
   std::vector<Binding> bindings;
   std::vector<const void*> addresses;            // of the bindings, in the run at hand
   std::vector<std::vector<const void*>> before;  // those of earlier runs
@@ -160,9 +177,11 @@ struct InputSpec {
 };
 // What the graphs of a plan that trains do with values in device memory.
 struct BindingSpec {
-  bool binds = false;         // they are read and written where they lie
-  std::vector<int> kept;      // for each output: the input whose new value it is, which goes where the old one lies; -1: none
+  bool binds = false;                       // they are read and written where they lie
+  std::vector<int> kept;                    // for each output: the input whose new value it is, which goes where the old one lies; -1: none
+  std::vector<const RuntimeValue*> places;  // for each output: what is kept and not among the inputs, likewise; null: none
   std::vector<size_t> local;  // outputs that only other graphs of this rank take: they stay in the layout that they are made in
+  std::vector<std::vector<size_t>> awaited;  // sets of outputs that somebody waits for while the program runs, on the host too
 };
 // `inputs` are values of `model.graph`; the contents of `model` are not changed.
 // Shapes that inference gives for the outputs of the nodes named in `distrusted` are not believed.
@@ -197,6 +216,7 @@ class ProgramCache {
   void forget_captured();  // work that was captured; it is recorded anew
   void bind(BindingSpec binding) { binding_ = std::move(binding); }
   void stays_on_rank(size_t output) { binding_.local.push_back(output); }
+  void await(std::vector<std::vector<size_t>> outputs) { binding_.awaited = std::move(outputs); }
   const Program* last_program() const { return entries_.empty() ? nullptr : entries_.front().program.get(); }
 
  private:
@@ -257,6 +277,11 @@ void place_values(Program& program, const std::vector<int>& overwrites);
 // bindings.cpp: gives what is bound its addresses of this run, and the outputs that are kept their new values.
 void bind_values(Program& program, RankContext& rank);
 void keep_values(Program& program, std::span<RuntimeValue> outputs, RankContext& rank);
+// In the run at hand: where the output's value stays, the old one until then; null: it is handed over.
+const RuntimeValue* kept_in(const Program& program, size_t output);
+// milestones.cpp: finds where sets of outputs are final, and tells RankContext::reached when a run is there.
+std::vector<Milestone> find_milestones(const Program& program);
+void pass_milestones(Program& program, size_t first, size_t last, RankContext& rank);
 // A few integers are shapes more often than data: who takes them will want them on the host.
 inline bool is_small_list(DType dtype, const Dims& dims) {
   return is_integer(dtype) && dims.size() <= 1 && count_of(dims) <= 64;

@@ -151,11 +151,14 @@ void ProgramCache::forget_captured() {
 void ProgramCache::run(std::span<const RuntimeValue* const> inputs, std::span<RuntimeValue> outputs, RankContext& rank, size_t depth) {
   while (true) {
     const CollectiveCounts before(rank);
+    Program& program = get(inputs, rank, /*on_device=*/depth == 0);
     try {
-      run_program(get(inputs, rank, /*on_device=*/depth == 0), inputs, outputs, rank, depth);
+      run_program(program, inputs, outputs, rank, depth);
       return;
     } catch (const ShapeMismatch& mismatch) {
-      if (!distrusted_.insert(mismatch.node_name).second) throw;
+      // What is kept may have its new value already: that step can't be repeated.
+      const bool keeps = std::any_of(program.kept.begin(), program.kept.end(), [](int input) { return input >= 0; });
+      if (!distrusted_.insert(mismatch.node_name).second || keeps) throw;
       before.agree_to_repeat(rank);
     }
     entries_.clear();

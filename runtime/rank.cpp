@@ -75,6 +75,7 @@ Rank::Rank(std::shared_ptr<const Plan> plan, const SessionOptions& options, int 
     if (runs_a_graph(action.kind) && !known) add_stage(action.stage, options);
   }
   add_states();
+  add_reduction(options);
   find_crossings();
   std::vector<std::shared_ptr<const Model>> models;
   for (const auto& stage : stages_) models.push_back(stage->model);
@@ -89,24 +90,6 @@ Rank::~Rank() {
     } catch (const Error&) {  // the device does nothing any more
     }
   }
-}
-
-void Rank::leave_groups() {
-  // What was captured calls communicators that are about to go, and keeps them from going.
-  for (auto& stage : stages_) stage->cache->forget_captured();
-  std::unique_lock lock(groups_mutex_);
-  context_.groups.clear();
-}
-
-void Rank::abort_devices() {
-  std::unique_lock lock(groups_mutex_);
-  for (auto& group : context_.groups)
-    if (group.devices) group.devices->abort();
-}
-
-bool Rank::can_rejoin() const {
-  std::unique_lock lock(groups_mutex_);
-  return std::all_of(context_.groups.begin(), context_.groups.end(), [](const auto& g) { return !g.devices || g.devices->can_rejoin(); });
 }
 
 void Rank::add_stage(int number, const SessionOptions& options) {
@@ -184,24 +167,6 @@ Rank::Stage& Rank::stage(int number) {
   throw Error("stage " + std::to_string(number) + " is not on this rank", "partition the model again");
 }
 
-// Ranks that differ in their coordinate on one axis alone are a group. Every rank of the world must come.
-void Rank::join_groups(Communicator& world) {
-  const Mesh& mesh = plan_->mesh;
-  auto join = [&](const char* axis, int size, int colour) {
-    if (size == 1) return;
-    RankContext::Group group{axis, world.split(colour), nullptr, 0};
-    if (context_.device) group.devices = on_device_.connect(*group.ranks, *context_.device);
-    std::unique_lock lock(groups_mutex_);
-    context_.groups.push_back(std::move(group));
-  };
-  join("data", mesh.data, mesh.rank(0, pipeline_, tensor_));
-  join("pipeline", mesh.pipeline, mesh.rank(data_, 0, tensor_));
-  if (mesh.tensor_y == 1) return join("tensor", mesh.tensor, mesh.rank(data_, pipeline_, 0));
-  const int x = tensor_ / mesh.tensor_y, y = tensor_ % mesh.tensor_y;
-  join("tensor_x", mesh.tensor_x(), mesh.rank(data_, pipeline_, y));
-  join("tensor_y", mesh.tensor_y, mesh.rank(data_, pipeline_, x * mesh.tensor_y));
-}
-
 void Rank::run_step(const StepInputs& step, Communicator& communicator) {
   double start_us = context_.now_us();
   allocations_before_ = allocations();
@@ -213,7 +178,8 @@ void Rank::run_step(const StepInputs& step, Communicator& communicator) {
   if (context_.device && context_.trace) align_clocks();
   if (context_.groups.empty()) join_groups(communicator);
   const bool has_samples = !step.batches.parts[static_cast<size_t>(data_)].empty();
-  if (!step.update) begin_states();
+  if (!step.update && reduction_) reduction_->begin();
+  if (!step.update) begin_states(has_samples);
   for (const Action& action : *actions_) {
     running_stage_ = action.stage;
     const bool once = action.kind == Action::Kind::reduce || action.kind == Action::Kind::step;
@@ -277,6 +243,7 @@ void Rank::gather_arguments(Stage& target, int micro_batch, const StepInputs& st
 void Rank::do_forward(const Action& action, const StepInputs& step, Communicator& communicator) {
   Stage& target = stage(action.stage);
   if (communicator.aborted()) throw Error("the ranks were stopped", "", ErrorCode::device);
+  if (reduction_) reduction_->check();
   if (before_forward_) before_forward_(context_.rank, action.micro_batch);
   limit_sends(communicator);
   finish_receives(target, action.micro_batch, communicator);
@@ -291,9 +258,15 @@ void Rank::run_graph(Stage& target, const Action& action) {
   MicroBatch& slot = target.micro_batches[static_cast<size_t>(action.micro_batch)];
   const double start_us = context_.now_us(), communicating_us = context_.communicating_us;
   const size_t runs_before = context_.device_runs.size();
+  const auto finals = final_states_.find(&action);
+  context_.reached = nullptr;
+  if (finals != final_states_.end()) {
+    context_.reached = [&](Program& program, const Milestone& milestone) { pass_on(target, finals->second, program, milestone); };
+  }
   target.cache->run(target.arguments, slot.outputs, context_, 0);
   const double took_us = context_.now_us() - start_us;
   keep_states(target, slot);
+  if (finals != final_states_.end()) give_finals(target, finals->second);
   if (!context_.device) busy_us_ += took_us - (context_.communicating_us - communicating_us);
   if (!context_.trace) return;
   Action shown = action;
@@ -358,6 +331,16 @@ const RuntimeValue* Rank::output(size_t index, int micro_batch) const {
   return &stages_[static_cast<size_t>(place.stage)]->micro_batches[static_cast<size_t>(micro_batch)].outputs[place.place];
 }
 
+void Rank::end_device_work() {
+  if (!context_.device) return;
+  try {
+    context_.device->use();
+    context_.device->synchronize();
+    if (reduction_) reduction_->context().device->synchronize();
+  } catch (const Error&) {  // the step has failed already
+  }
+}
+
 void Rank::forget_step() {
   posted_.clear();
   reading_.clear();
@@ -388,7 +371,11 @@ RankReport Rank::report() const {
   report.device = context_.device ? context_.device->name() : "cpu";
   report.weight_bytes = weight_bytes_;
   const AllocationCount& count = context_.device ? *context_.device_memory->count : *context_.memory.count;
-  report.peak_bytes = count.peak_bytes + (context_.device ? context_.device->constant_bytes() : weight_bytes_);
+  if (reduction_) {
+    const RankContext& beside = reduction_->context();
+    report.peak_bytes = beside.device_memory ? beside.device_memory->count->peak_bytes : beside.memory.count->peak_bytes;
+  }
+  report.peak_bytes += count.peak_bytes + (context_.device ? context_.device->constant_bytes() : weight_bytes_);
   for (const auto& stage : stages_) {
     const Program* program = stage->cache->last_program();
     if (!program) continue;

@@ -12,6 +12,7 @@
 #include "runtime/batches.h"
 #include "runtime/communicator.h"
 #include "runtime/device_mailbox.h"
+#include "runtime/gradient_reduction.h"
 #include "runtime/program.h"
 #include "runtime/session.h"
 #include "runtime/whole_outputs.h"
@@ -32,8 +33,9 @@ class Rank {
   struct OnDevice {
     std::shared_ptr<Device> device;
     std::shared_ptr<DeviceMailbox> mailbox;
-    // Makes the collectives of a group that this rank joins; called by every rank of it.
-    std::function<std::unique_ptr<DeviceCommunicator>(Communicator& group, Device& device)> connect;
+    // Makes the collectives of a group that this rank joins; called by every rank of it. `beside`: they run while the device computes.
+    std::function<std::unique_ptr<DeviceCommunicator>(Communicator& group, Device& device, bool beside)> connect;
+    std::function<std::shared_ptr<Device>()> open_again;  // the same device with a stream of its own; null: there is none
   };
   Rank(std::shared_ptr<const Plan> plan, const SessionOptions& options, int data, int pipeline, int tensor, int threads, double (*now_us)(),
        OnDevice on_device = {});
@@ -45,8 +47,10 @@ class Rank {
   bool can_rejoin() const;  // whether new groups of devices can be made after that
   // The plan's output `index` of a micro-batch after a step; null where another rank makes it.
   const RuntimeValue* output(size_t index, int micro_batch) const;
-  void forget_step();   // lets go of the last step's values
-  void leave_groups();  // their communicator is gone; the next step makes new ones
+  void forget_step();      // lets go of the last step's values
+  void end_device_work();  // of a step that failed: waits for its copies, and takes no notice of what its kernels report
+  void leave_groups();     // their communicator is gone; the next step makes new ones
+  void stop_reduction();   // after a failed step whose communicators were aborted: returns when nothing runs beside any more
 
   // What the rank keeps from step to step (PlanState), while no step runs. Its part is read on the host; it is set from the whole. Absent,
   // and no effect, where the rank does not keep it.
@@ -58,7 +62,10 @@ class Rank {
   const std::vector<CommunicationCount>& communication() const { return context_.communication; }
   std::vector<TraceEvent>& events() { return context_.events; }
   int64_t allocations() const {
-    return context_.memory.count->allocations + (context_.device_memory ? context_.device_memory->count->allocations.load() : 0);
+    const auto of = [](const RankContext& context) {
+      return context.memory.count->allocations + (context.device_memory ? context.device_memory->count->allocations.load() : 0);
+    };
+    return of(context_) + (reduction_ ? of(reduction_->context()) : 0);
   }
   BufferPool& pool() { return context_.memory.pool; }
   int data() const { return data_; }
@@ -117,8 +124,13 @@ class Rank {
   int wire_tag(const Route& route, int micro_batch) const { return route.tag * plan_->micro_batches + micro_batch; }
 
   void add_states();
-  void begin_states();
+  void place_together(const Graph& reduce);
+  void begin_states(bool has_samples);
   void keep_states(Stage& stage, MicroBatch& slot);
+  void add_reduction(const SessionOptions& options);
+  void pass_on(Stage& stage, const std::vector<size_t>& finals, Program& program, const Milestone& milestone);
+  void give_finals(Stage& stage, const std::vector<size_t>& outputs);
+  void finish_reduction();
   void do_micro_batch(const Action& action, const StepInputs& step, Communicator& communicator);
   void do_once(const Action& action, const StepInputs& step, Communicator& communicator);
   void do_forward(const Action& action, const StepInputs& step, Communicator& communicator);
@@ -142,11 +154,15 @@ class Rank {
 
   std::shared_ptr<const Plan> plan_;
   RankContext context_;
+  bool reduces_beside_ = false;                   // the same on all ranks, also those without a reduce graph
+  std::unique_ptr<GradientReduction> reduction_;  // null: the reduce graph runs when all micro-batches have. States may lie in its memory
   int data_, pipeline_, tensor_;
   const std::vector<Action>* actions_ = nullptr;
   std::vector<std::unique_ptr<Stage>> stages_;
   std::map<std::string, RuntimeValue> states_;
-  std::vector<RuntimeValue*> zeros_;  // those that start at zero in every step
+  // Those that start at zero in every step. What micro-batches make anew, and add to nothing, is zero where there are none.
+  std::vector<RuntimeValue*> zeros_, made_anew_;
+  std::map<const Action*, std::vector<size_t>> final_states_;  // outputs of the action's stage that nothing writes later in the step
   std::vector<OutputPlace> output_places_;
   std::vector<std::vector<Fetched>> fetched_;                          // [output][micro-batch]; those that do not stay where they are
   std::vector<Fetched> abandoned_;                                     // of a step that failed

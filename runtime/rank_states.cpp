@@ -2,6 +2,7 @@
 // device it stays where it is: graphs read it there, and its new value goes there.
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <string_view>
 #include <utility>
 
@@ -17,9 +18,16 @@ std::string after(std::string_view prefix, const std::string& name) {
   return name.starts_with(prefix) ? name.substr(prefix.size()) : std::string();
 }
 
-RuntimeValue first_value(const PlanState& state, const Coordinates& place) {
+using KnownStates = std::map<std::string, const PlanState*>;
+
+RuntimeValue first_value(const PlanState& state, const KnownStates& known, const Coordinates& place) {
   if (!state.type.is_tensor() || !state.type.shape || !is_static(*state.type.shape))
     throw Error("the shape of the plan's state '" + state.name + "' is not known", "partition the model again");
+  if (!state.rounded_from.empty()) {
+    PlanState wide = *known.at(state.rounded_from);
+    wide.parts = state.parts;
+    return rounded(first_value(wide, known, place), state.type.dtype);
+  }
   const StatePart part(state, place);
   RuntimeValue value = make_value(state.type.dtype, part.dims());
   if (!state.initial) {
@@ -35,7 +43,7 @@ RuntimeValue first_value(const PlanState& state, const Coordinates& place) {
 }  // namespace
 
 void Rank::add_states() {
-  std::map<std::string, const PlanState*> known;
+  KnownStates known;
   for (const PlanState& state : plan_->states) known[state.name] = &state;
   const Coordinates place = coordinates();
   if (context_.device) context_.device->use();
@@ -45,33 +53,72 @@ void Rank::add_states() {
     if (name.empty() || state == known.end()) return nullptr;
     const auto [kept, is_new] = states_.try_emplace(name);
     if (is_new && context_.device)
-      copy_pooled(context_.device_memory->pool, first_value(*state->second, place), kept->second, context_.device.get());
+      copy_pooled(context_.device_memory->pool, first_value(*state->second, known, place), kept->second, context_.device.get());
     else if (is_new)
-      kept->second = first_value(*state->second, place);
-    if (is_new && state->second->starts_at_zero) zeros_.push_back(&kept->second);
+      kept->second = first_value(*state->second, known, place);
+    if (is_new && state->second->starts_at_zero) made_anew_.push_back(&kept->second);
     return &kept->second;
   };
   for (auto& stage : stages_) {
     for (const Value* v : stage->model->graph->inputs) stage->state_inputs.push_back(kept(kStateInput, v));
     for (const Value* v : stage->model->graph->outputs) stage->state_outputs.push_back(kept(kStateOutput, v));
     if (!context_.device || states_.empty()) continue;
+    if (stage->kind == "reduce") place_together(*stage->model->graph);
     BindingSpec binding{.binds = true, .kept = {}};
     for (const RuntimeValue* output : stage->state_outputs) {
       const auto input = output ? std::find(stage->state_inputs.begin(), stage->state_inputs.end(), output) : stage->state_inputs.end();
       binding.kept.push_back(input == stage->state_inputs.end() ? -1 : static_cast<int>(input - stage->state_inputs.begin()));
+      binding.places.push_back(binding.kept.back() < 0 ? output : nullptr);
     }
     stage->cache->bind(std::move(binding));
   }
+  const auto is_added_to = [&](RuntimeValue* state) {
+    return std::any_of(stages_.begin(), stages_.end(), [&](const auto& stage) {
+      const bool once = stage->kind == "reduce" || stage->kind == "update";
+      return !once && std::find(stage->state_inputs.begin(), stage->state_inputs.end(), state) != stage->state_inputs.end();
+    });
+  };
+  std::copy_if(made_anew_.begin(), made_anew_.end(), std::back_inserter(zeros_), is_added_to);
+  std::erase_if(made_anew_, is_added_to);
 }
 
-void Rank::begin_states() {
-  for (RuntimeValue* state : zeros_) {
+// States that are added up over ranks together lie in one piece of memory, so that the exchange is one call for all of it
+// (neighbours_joined in collectives.cpp).
+void Rank::place_together(const Graph& reduce) {
+  constexpr size_t kAlignment = 256;
+  Device& device = *context_.device;
+  for (const Node* node : reduce.nodes) {
+    if (node->op != "AllReduce" || node->inputs.size() < 2) continue;
+    std::vector<RuntimeValue*> together;
+    std::vector<size_t> begins;
+    size_t bytes = 0;
+    for (const Value* v : node->inputs) {
+      const auto state = states_.find(after(kStateInput, v->name));
+      if (state == states_.end() || state->second.tensor.memory != Memory::device) break;
+      together.push_back(&state->second), begins.push_back(bytes);
+      bytes = (bytes + state->second.tensor.bytes() + kAlignment - 1) / kAlignment * kAlignment;
+    }
+    if (together.size() < node->inputs.size()) continue;
+    const auto block = std::make_shared<Block>(bytes, context_.device_memory->count, &device);
+    device.clear(block->data(), bytes);  // also what aligns them, which is added up with them
+    for (size_t i = 0; i < together.size(); ++i) {
+      auto* place = static_cast<std::byte*>(block->data()) + begins[i];
+      device.copy(place, together[i]->tensor.data, together[i]->tensor.bytes());
+      together[i]->tensor.data = place, together[i]->owner = std::shared_ptr<void>(block, place);
+    }
+  }
+}
+
+void Rank::begin_states(bool has_samples) {
+  const auto clear = [&](RuntimeValue* state) {
     const TensorView& view = state->tensor;
     if (view.memory == Memory::device)
       context_.device->clear(view.data, view.bytes());
     else
       std::memset(view.data, 0, view.bytes());
-  }
+  };
+  std::for_each(zeros_.begin(), zeros_.end(), clear);
+  if (!has_samples) std::for_each(made_anew_.begin(), made_anew_.end(), clear);
 }
 
 // A new value takes the place of the old one, which nothing reads any more.
@@ -82,6 +129,8 @@ void Rank::keep_states(Stage& stage, MicroBatch& slot) {
 
 void Rank::do_once(const Action& action, const StepInputs& step, Communicator& communicator) {
   if (communicator.aborted()) throw Error("the ranks were stopped", "", ErrorCode::device);
+  if (action.kind == Action::Kind::reduce && reduction_) return finish_reduction();
+  context_.counts_communication = true;
   Stage& target = stage(action.stage);
   gather_arguments(target, 0, step);
   run_graph(target, action);

@@ -109,6 +109,7 @@ struct Session::Impl {
         ranks[static_cast<size_t>(r)]->run_step(step, *communicators[static_cast<size_t>(r)]);
       } catch (...) {
         fail(r, std::current_exception());
+        ranks[static_cast<size_t>(r)]->stop_reduction();
       }
       std::unique_lock lock(mutex);
       if (--working == 0) changed.notify_all();
@@ -178,7 +179,10 @@ struct Session::Impl {
     }
     allocations = count_allocations() - before;
     if (!failure) return;
-    for (auto& rank : ranks) rank->forget_step();
+    for (auto& rank : ranks) {
+      if (can_rejoin) rank->end_device_work();
+      rank->forget_step();
+    }
     wholes->forget();
     if (group.mailbox) group.mailbox->clear();  // its parcels' memory is their senders'
     std::rethrow_exception(std::exchange(failure, nullptr));
@@ -280,6 +284,11 @@ RuntimeValue Session::state(const std::string& name) const {
 void Session::set_state(const std::string& name, const RuntimeValue& whole) {
   const PlanState& state = impl_->state_named(name);
   for (auto& rank : impl_->ranks) rank->set_state(state, whole);
+  for (const PlanState& copy : impl_->plan->states) {
+    if (copy.rounded_from != name) continue;
+    const RuntimeValue value = rounded(whole, copy.type.dtype);
+    for (auto& rank : impl_->ranks) rank->set_state(copy, value);
+  }
 }
 
 std::vector<RankReport> Session::ranks() const {

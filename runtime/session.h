@@ -23,9 +23,12 @@ struct SessionOptions {
   uint64_t weight_seed = 0;
   bool trace = false;
   bool detect_anomaly = false;  // look at what every node makes (anomaly.h): slow
+  bool reduce_beside = true;    // gradients are added up over ranks while the backward pass runs, where they can be
   double stop_limit_s = 5;      // how long the other ranks may take to stop once one has failed
   // For tests: called on the rank's thread before each forward; what it throws is that rank's failure.
   std::function<void(int rank, int micro_batch)> before_forward;
+  // Likewise on the thread that reduces gradients beside, before each part: a bucket's exchange, by number, and behind them the rest.
+  std::function<void(int rank, int part)> before_reduction;
 };
 
 struct RankReport {

@@ -1,12 +1,19 @@
 // Parts of states are runs of the whole's bytes.
 #include "runtime/state_parts.h"
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 
 #include "graph/types.h"
+#include "kernels/cpu/convert.h"
 
 namespace fretsaw {
+namespace {
+
+constexpr int64_t kRoundedAtOnce = 4096;  // elements
+
+}  // namespace
 
 StatePart::StatePart(const PlanState& state, const Coordinates& place)
     : whole_(dims_of(*state.type.shape)), element_bytes_(static_cast<size_t>(bits_of(state.type.dtype)) / 8) {
@@ -68,6 +75,18 @@ void StatePart::take(const std::byte* whole, std::byte* part) const {
 
 void StatePart::put(const std::byte* part, std::byte* whole) const {
   each_run([&](size_t in_whole, size_t in_part, size_t count) { std::memcpy(whole + in_whole, part + in_part, count); });
+}
+
+RuntimeValue rounded(const RuntimeValue& value, DType type) {
+  RuntimeValue made = make_value(type, value.tensor.dims);
+  const int64_t count = value.tensor.count();
+  std::vector<double> numbers(static_cast<size_t>(std::min<int64_t>(count, kRoundedAtOnce)));
+  for (int64_t at = 0; at < count; at += kRoundedAtOnce) {
+    const int64_t n = std::min(count - at, kRoundedAtOnce);
+    load_as(value.tensor.dtype, value.tensor.data, at, n, numbers.data());
+    store_from(type, made.tensor.data, at, n, numbers.data());
+  }
+  return made;
 }
 
 }  // namespace fretsaw

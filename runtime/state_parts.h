@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "graph/plan.h"
+#include "kernels/tensor_view.h"
 
 namespace fretsaw {
 
@@ -31,5 +32,8 @@ class StatePart {
   std::vector<std::vector<int64_t>> indexes_;  // of each dimension: which ones are of the part
   size_t element_bytes_ = 0;
 };
+
+// A float tensor on the host in another float type, rounded as Cast does it.
+RuntimeValue rounded(const RuntimeValue& value, DType type);
 
 }  // namespace fretsaw

@@ -69,7 +69,7 @@ class Joiner {
  private:
   bool is_sum(const Unit& step) const {
     const Node& node = *step.front();
-    if (step.size() != 1 || node.op != "AllReduce" || node.domain != kCommunicationDomain) return false;
+    if (step.size() != 1 || node.op != "AllReduce" || node.inputs.size() != 1 || node.domain != kCommunicationDomain) return false;
     const RankContext::Group* group = rank_.group(node.get_string("axis", ""));
     return group && group->devices && node.get_string("reduction", "sum") == "sum" && node.get_int("channels_last", 0) == 0;
   }

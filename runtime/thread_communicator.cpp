@@ -46,6 +46,8 @@ class ThreadCommunicator : public Communicator {
   void all_gather(std::span<const std::byte> in, std::span<std::byte> out) override;
   void reduce_scatter(std::span<const std::byte> in, std::span<std::byte> out, DType dtype, Reduction reduction) override;
   void all_to_all(std::span<const std::byte> in, std::span<std::byte> out) override;
+  void all_reduce_each(std::span<const Exchanged> each, DType dtype, Reduction reduction) override;
+  void reduce_scatter_each(std::span<const Exchanged> each, DType dtype, Reduction reduction) override;
   void broadcast(std::span<std::byte> data, int root) override;
   void barrier() override { group_->barrier(rank_, "barrier"); }
   void abort(const std::string& reason) override { group_->abort(reason); }
@@ -61,13 +63,21 @@ class ThreadCommunicator : public Communicator {
   static void check_size(bool ok, const char* operation) {
     if (!ok) throw Error(std::string(operation) + ": the buffers' sizes don't fit together", "", ErrorCode::device);
   }
-  // What each rank brought; the list keeps its room from call to call.
-  std::span<const std::byte* const> inputs() {
-    parts_.clear();
-    for (int r = 0; r < size(); ++r) parts_.push_back(group_->post(r).in);
-    return parts_;
+  // What the ranks bring to a reduction of one tensor, and where they want its result.
+  struct Places {
+    std::vector<const std::byte*> in;
+    std::vector<std::byte*> out;
+  };
+  // Of this call; the lists keep their room from call to call.
+  const Places& places() {
+    places_.in.clear(), places_.out.clear();
+    for (int r = 0; r < size(); ++r) places_.in.push_back(group_->post(r).in), places_.out.push_back(group_->post(r).out);
+    return places_;
   }
-  void share_reduced(size_t first, size_t last, DType dtype, Reduction reduction);
+  const Places& places_of(size_t i);
+  void collect_each(const char* name, std::span<const Exchanged> each, DType dtype, Reduction reduction);
+  void share_reduced(const Places& places, size_t bytes, DType dtype, Reduction reduction) const;
+  void share_reduced(const Places& places, size_t first, size_t last, DType dtype, Reduction reduction) const;
   // Scratch of `bytes` that all ranks see; between two barriers.
   std::byte* group_scratch(size_t bytes, const char* operation) {
     if (rank_ == 0 && group_->scratch.size() < bytes) group_->scratch.resize(bytes);
@@ -77,7 +87,7 @@ class ThreadCommunicator : public Communicator {
 
   std::shared_ptr<ThreadGroup> group_;
   int rank_;
-  std::vector<const std::byte*> parts_;
+  Places places_;
 };
 
 constexpr int64_t elements_a_thread = 1 << 16;  // a reduction of fewer is not worth another thread of the rank
@@ -89,34 +99,74 @@ int64_t detail_of(DType dtype, Reduction reduction) {
 
 // Reduces elements [first, last) of all ranks into the result of each. In pieces, which are still in the cache when they are copied; a
 // piece of every input is read before any result is written, so that ranks may reduce in place.
-void ThreadCommunicator::share_reduced(size_t first, size_t last, DType dtype, Reduction reduction) {
+void ThreadCommunicator::share_reduced(const Places& places, size_t first, size_t last, DType dtype, Reduction reduction) const {
   constexpr size_t piece = 4096;
   const size_t element_bytes = bytes_of(dtype, 1);
-  auto parts = inputs();
+  std::byte* own = places.out[static_cast<size_t>(rank_)];
   parallel_for(static_cast<int64_t>(last - first), elements_a_thread, omp_get_max_threads(), [&](int64_t begin, int64_t end) {
     for (size_t at = first + static_cast<size_t>(begin); at < first + static_cast<size_t>(end); at += piece) {
       const size_t count = std::min(piece, first + static_cast<size_t>(end) - at);
-      const std::byte* made = group_->post(rank_).out + at * element_bytes;
-      reduce_parts(parts, group_->post(rank_).out + at * element_bytes, at, count, dtype, reduction);
-      for (int r = 0; r < size(); ++r) {
-        if (r != rank_) std::memcpy(group_->post(r).out + at * element_bytes, made, count * element_bytes);
+      std::byte* made = own + at * element_bytes;
+      reduce_parts(places.in, made, at, count, dtype, reduction);
+      for (std::byte* out : places.out) {
+        if (out != own) std::memcpy(out + at * element_bytes, made, count * element_bytes);
       }
     }
   });
 }
 
 // Each rank reduces its share of the elements for all.
+void ThreadCommunicator::share_reduced(const Places& places, size_t bytes, DType dtype, Reduction reduction) const {
+  const size_t element_bytes = bytes_of(dtype, 1);
+  const size_t count = element_bytes ? bytes / element_bytes : 0;
+  auto border = [&](int rank) {
+    return rank == size() ? count : count * static_cast<size_t>(rank) / static_cast<size_t>(size()) / share_grain * share_grain;
+  };
+  share_reduced(places, border(rank_), border(rank_ + 1), dtype, reduction);
+}
+
 void ThreadCommunicator::all_reduce(std::span<const std::byte> in, std::span<std::byte> out, DType dtype, Reduction reduction) {
   const char* name = "all_reduce";
   check_size(in.size() == out.size(), name);
   group_->collect(rank_,
                   {.operation = name, .in = in.data(), .out = out.data(), .bytes = in.size(), .detail = detail_of(dtype, reduction)});
-  const size_t element_bytes = bytes_of(dtype, 1);
-  const size_t count = element_bytes ? in.size() / element_bytes : 0;
-  auto border = [&](int rank) {
-    return rank == size() ? count : count * static_cast<size_t>(rank) / static_cast<size_t>(size()) / share_grain * share_grain;
-  };
-  share_reduced(border(rank_), border(rank_ + 1), dtype, reduction);
+  share_reduced(places(), in.size(), dtype, reduction);
+  group_->barrier(rank_, name);
+}
+
+// The tensors' sizes go into what all ranks must agree on.
+void ThreadCommunicator::collect_each(const char* name, std::span<const Exchanged> each, DType dtype, Reduction reduction) {
+  auto detail = static_cast<uint64_t>(detail_of(dtype, reduction));
+  size_t bytes = 0;
+  for (const Exchanged& e : each) detail = (detail ^ e.bytes) * 0x100000001b3u, bytes += e.bytes;
+  group_->lists[static_cast<size_t>(rank_)].assign(each.begin(), each.end());
+  group_->collect(rank_, {.operation = name, .bytes = bytes, .detail = static_cast<int64_t>(detail)});
+}
+const ThreadCommunicator::Places& ThreadCommunicator::places_of(size_t i) {
+  places_.in.clear(), places_.out.clear();
+  for (int r = 0; r < size(); ++r) {
+    const Exchanged& theirs = group_->lists[static_cast<size_t>(r)][i];
+    places_.in.push_back(static_cast<const std::byte*>(theirs.in)), places_.out.push_back(static_cast<std::byte*>(theirs.out));
+  }
+  return places_;
+}
+
+void ThreadCommunicator::all_reduce_each(std::span<const Exchanged> each, DType dtype, Reduction reduction) {
+  const char* name = "all_reduce_each";
+  collect_each(name, each, dtype, reduction);
+  for (size_t i = 0; i < each.size(); ++i) share_reduced(places_of(i), each[i].bytes, dtype, reduction);
+  group_->barrier(rank_, name);
+}
+
+void ThreadCommunicator::reduce_scatter_each(std::span<const Exchanged> each, DType dtype, Reduction reduction) {
+  const char* name = "reduce_scatter_each";
+  collect_each(name, each, dtype, reduction);
+  const size_t element_bytes = std::max<size_t>(bytes_of(dtype, 1), 1), ranks = static_cast<size_t>(size());
+  for (size_t i = 0; i < each.size(); ++i) {
+    check_size(each[i].bytes % (ranks * element_bytes) == 0, name);
+    const size_t count = each[i].bytes / ranks / element_bytes;
+    reduce_parts(places_of(i).in, static_cast<std::byte*>(each[i].out), count * static_cast<size_t>(rank_), count, dtype, reduction);
+  }
   group_->barrier(rank_, name);
 }
 
@@ -137,8 +187,7 @@ void ThreadCommunicator::reduce_scatter(std::span<const std::byte> in, std::span
   group_->collect(rank_, {.operation = name, .in = in.data(), .bytes = in.size(), .detail = detail_of(dtype, reduction)});
   size_t element_bytes = bytes_of(dtype, 1);
   size_t count = element_bytes ? out.size() / element_bytes : 0;
-  auto parts = inputs();
-  reduce_parts(parts, out.data(), count * rank_, count, dtype, reduction);
+  reduce_parts(places().in, out.data(), count * rank_, count, dtype, reduction);
   group_->barrier(rank_, name);
 }
 

@@ -41,7 +41,7 @@ class ThreadGroup : public std::enable_shared_from_this<ThreadGroup> {
  public:
   // `spin`: how long a rank looks for the others before it sleeps, as waking a thread takes longer than most collectives.
   ThreadGroup(int size, std::chrono::milliseconds timeout, std::chrono::microseconds spin)
-      : timeout_(timeout), spin_(spin), posts_(size), requests_(size), arrived_(size), size_(size) {}
+      : lists(size), timeout_(timeout), spin_(spin), posts_(size), requests_(size), arrived_(size), size_(size) {}
 
   int size() const { return size_; }
   RequestPtr start(bool is_send, const std::byte* from_bytes, std::byte* to_bytes, size_t size, int from, int to, int tag);
@@ -62,6 +62,8 @@ class ThreadGroup : public std::enable_shared_from_this<ThreadGroup> {
   void collect(int rank, const Post& post);
   const Post& post(int rank) const { return posts_[rank]; }
   void barrier(int rank, const char* operation);
+  // By rank: what it brings to a collective of several tensors. The list stays until that rank's next one, also where the rank gives up.
+  std::vector<std::vector<Exchanged>> lists;
   // Scratch of the group for one collective, made by rank 0 between two barriers.
   std::vector<std::byte> scratch;
   std::vector<std::shared_ptr<ThreadGroup>> made;  // by rank: the group a split gives it

@@ -86,7 +86,7 @@ bool find_type(DType dtype, ncclDataType_t& type) {
 
 class NcclCommunicator : public DeviceCommunicator {
  public:
-  NcclCommunicator(Communicator& group, Device& device) : group_(group), device_(device) {
+  NcclCommunicator(Communicator& group, Device& device, bool beside) : group_(group), device_(device) {
     ncclUniqueId id{};
     if (group.rank() == 0) check(ncclGetUniqueId(&id), "ncclGetUniqueId");
     group.broadcast(std::as_writable_bytes(std::span(&id, 1)), 0);
@@ -97,7 +97,7 @@ class NcclCommunicator : public DeviceCommunicator {
     try {
       finish("connecting the GPUs");
       try_out(numbers.get());
-      peers_ = make_peer_collectives(group, device);
+      if (!beside) peers_ = make_peer_collectives(group, device);
       if (peers_) try_out(numbers.get());
     } catch (...) {
       abort();  // before the memory goes, which waits for kernels that wait for other ranks
@@ -140,16 +140,27 @@ class NcclCommunicator : public DeviceCommunicator {
   void all_to_all(const void* in, void* out, size_t bytes) override {
     const size_t block = bytes / ranks();
     if (in == out) throw Error("all_to_all can't run in place on GPUs", "report this as a fault", ErrorCode::device);
-    call("an all-to-all of ncclSend and ncclRecv", [&] {
-      ncclResult_t status = ncclGroupStart();
+    call_group("an all-to-all of ncclSend and ncclRecv", ranks(), [&](size_t r) {
+      const int peer = static_cast<int>(r);
+      const ncclResult_t status = ncclSend(static_cast<const std::byte*>(in) + r * block, block, ncclUint8, peer, nccl_, stream());
       if (failed(status)) return status;
-      for (size_t r = 0; r < ranks() && !failed(status); ++r) {
-        const int peer = static_cast<int>(r);
-        status = ncclSend(static_cast<const std::byte*>(in) + r * block, block, ncclUint8, peer, nccl_, stream());
-        if (!failed(status)) status = ncclRecv(static_cast<std::byte*>(out) + r * block, block, ncclUint8, peer, nccl_, stream());
-      }
-      const ncclResult_t end = ncclGroupEnd();  // also where a call failed: the group must not stay open
-      return failed(status) ? status : end;
+      return ncclRecv(static_cast<std::byte*>(out) + r * block, block, ncclUint8, peer, nccl_, stream());
+    });
+  }
+  void all_reduce_each(std::span<const Exchanged> each, DType dtype, Reduction reduction) override {
+    if (each.size() == 1) return all_reduce(each[0].in, each[0].out, each[0].bytes, dtype, reduction);
+    const ncclDataType_t type = type_of(dtype);
+    call_group("a group of ncclAllReduce", each.size(), [&](size_t i) {
+      const size_t count = each[i].bytes / bytes_of(dtype, 1);
+      return ncclAllReduce(each[i].in, each[i].out, count, type, operation_of(reduction), nccl_, stream());
+    });
+  }
+  void reduce_scatter_each(std::span<const Exchanged> each, DType dtype, Reduction reduction) override {
+    if (each.size() == 1) return reduce_scatter(each[0].in, each[0].out, each[0].bytes, dtype, reduction);
+    const ncclDataType_t type = type_of(dtype);
+    call_group("a group of ncclReduceScatter", each.size(), [&](size_t i) {
+      const size_t count = each[i].bytes / bytes_of(dtype, 1) / ranks();
+      return ncclReduceScatter(each[i].in, each[i].out, count, type, operation_of(reduction), nccl_, stream());
     });
   }
   void broadcast(void* data, size_t bytes, int root) override {
@@ -169,14 +180,15 @@ class NcclCommunicator : public DeviceCommunicator {
  private:
   size_t ranks() const { return static_cast<size_t>(group_.size()); }
   cudaStream_t stream() const { return static_cast<cudaStream_t>(device_.stream()); }
-  static std::pair<ncclDataType_t, size_t> elements(size_t bytes, DType dtype) {
+  static ncclDataType_t type_of(DType dtype) {
     ncclDataType_t type;
     if (!find_type(dtype, type)) {
       throw Error("tensors of type " + std::string(name_of(dtype)) + " can't be reduced between GPUs",
                   "partition the model without that axis", ErrorCode::device);
     }
-    return {type, bytes / bytes_of(dtype, 1)};
+    return type;
   }
+  static std::pair<ncclDataType_t, size_t> elements(size_t bytes, DType dtype) { return {type_of(dtype), bytes / bytes_of(dtype, 1)}; }
 
   // Whether our own kernels do it.
   template <typename Call>
@@ -197,6 +209,17 @@ class NcclCommunicator : public DeviceCommunicator {
     const ncclResult_t status = guarded(put_on_stream);
     check(status, name);
     if (status == ncclInProgress) finish(name);
+  }
+  // Several calls of NCCL, put on the stream as one. `put_one` throws nothing.
+  template <typename Call>
+  void call_group(const char* name, size_t count, const Call& put_one) {
+    call(name, [&] {
+      ncclResult_t status = ncclGroupStart();
+      if (failed(status)) return status;
+      for (size_t i = 0; i < count && !failed(status); ++i) status = put_one(i);
+      const ncclResult_t end = ncclGroupEnd();  // also where a call failed: the group must not stay open
+      return failed(status) ? status : end;
+    });
   }
   void finish(const char* what) {
     const auto end = std::chrono::steady_clock::now() + connection_time;
@@ -243,8 +266,8 @@ bool built_with_nccl() {
   return true;
 }
 
-std::unique_ptr<DeviceCommunicator> make_nccl_communicator(Communicator& group, Device& device) {
-  return std::make_unique<NcclCommunicator>(group, device);
+std::unique_ptr<DeviceCommunicator> make_nccl_communicator(Communicator& group, Device& device, bool beside) {
+  return std::make_unique<NcclCommunicator>(group, device, beside);
 }
 
 }  // namespace fretsaw

@@ -1,6 +1,8 @@
 // Data as arrays: NAME.npy for each input, samples along axis 0.
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <set>
 
 #include "graph/errors.h"
 #include "graph/io.h"
@@ -15,15 +17,22 @@ namespace fs = std::filesystem;
 class ArraySource : public SampledSource {
  public:
   ArraySource(const std::string& folder, const DataOptions& options) : SampledSource(folder, options) {
-    for (const auto& entry : fs::directory_iterator(folder))
-      if (entry.path().extension() == ".npy") add(entry.path());
-    if (arrays_.empty()) throw Error("holds no .npy file", "write arrays as x.npy and target.npy").in_file(folder);
+    for (const auto& entry : fs::directory_iterator(folder)) {
+      const std::string name = entry.path().stem().string();
+      if (entry.path().extension() != ".npy") continue;
+      names_.insert(name);
+      if (options.inputs.empty() || std::find(options.inputs.begin(), options.inputs.end(), name) != options.inputs.end())
+        add(entry.path());
+    }
+    if (names_.empty()) throw Error("holds no .npy file", "write arrays as x.npy and target.npy").in_file(folder);
   }
 
-  std::vector<std::string> names() const override {
-    std::vector<std::string> names;
-    for (const auto& [name, array] : arrays_) names.push_back(name);
-    return names;
+  std::vector<std::string> names() const override { return {names_.begin(), names_.end()}; }
+  DataLook look(const std::string& name, int64_t batch) const override {
+    const Tensor& array = *arrays_.at(name);
+    Dims dims = array.dims;
+    dims[0] = batch;
+    return {array.dtype, dims, (fs::path(path_) / (name + ".npy")).string()};
   }
   int64_t epoch_size() const override { return samples_; }
 
@@ -54,7 +63,7 @@ class ArraySource : public SampledSource {
   void add(const fs::path& path) {
     const TensorPtr array = read_tensor_file(path.string());
     if (array->dims.empty()) throw Error("holds a single number", "axis 0 of an array counts the samples").in_file(path.string());
-    if (array->dims[0] == 0) throw Error("holds no samples").in_file(path.string());
+    if (array->dims[0] == 0) throw Error("holds no samples", "write at least one").in_file(path.string());
     if (!arrays_.empty() && array->dims[0] != samples_)
       throw Error("holds " + std::to_string(array->dims[0]) + " samples, but '" + arrays_.begin()->first + ".npy' holds " +
                       std::to_string(samples_),
@@ -64,6 +73,7 @@ class ArraySource : public SampledSource {
     arrays_[path.stem().string()] = array;
   }
 
+  std::set<std::string> names_;  // of all files
   std::map<std::string, TensorPtr> arrays_;
   int64_t samples_ = 0;
 };

@@ -3,6 +3,7 @@
 #include <charconv>
 #include <filesystem>
 #include <optional>
+#include <set>
 
 #include "graph/errors.h"
 #include "graph/io.h"
@@ -33,21 +34,25 @@ std::optional<BatchFile> parse_file_name(const fs::path& path) {
 
 class BatchFolder : public DataSource {
  public:
-  explicit BatchFolder(const std::string& folder) : DataSource(folder) {
+  BatchFolder(const std::string& folder, const DataOptions& options) : DataSource(folder) {
     for (const auto& entry : fs::directory_iterator(folder)) {
       const auto file = parse_file_name(entry.path());
       if (!file) continue;
+      names_.insert(file->name);
+      if (!options.inputs.empty() && std::find(options.inputs.begin(), options.inputs.end(), file->name) == options.inputs.end()) continue;
       const bool added = steps_[file->step].emplace(file->name, entry.path().string()).second;
-      if (!added) throw Error("is there twice, with another number of zeros before its step").in_file(entry.path().string());
+      if (!added)
+        throw Error("is there twice, with another number of zeros before its step", "keep one of them").in_file(entry.path().string());
     }
-    if (steps_.empty()) throw Error("holds no file named NAME_S.pb", "name batches x_0.pb, target_0.pb, x_1.pb, ...").in_file(folder);
+    if (names_.empty()) throw Error("holds no file named NAME_S.pb", "name batches x_0.pb, target_0.pb, x_1.pb, ...").in_file(folder);
     check_complete();
   }
 
-  std::vector<std::string> names() const override {
-    std::vector<std::string> names;
-    for (const auto& [name, file] : steps_.begin()->second) names.push_back(name);
-    return names;
+  std::vector<std::string> names() const override { return {names_.begin(), names_.end()}; }
+  DataLook look(const std::string& name, int64_t) const override {
+    const std::string& file = steps_.begin()->second.at(name);
+    const TensorPtr tensor = read_tensor_file(file);
+    return {tensor->dtype, tensor->dims, file};
   }
   int64_t epoch_size() const override { return static_cast<int64_t>(steps_.size()); }
   bool in_batches() const override { return true; }
@@ -68,6 +73,12 @@ class BatchFolder : public DataSource {
     std::map<std::string, int64_t> all;  // name -> a step that has it
     for (const auto& [step, files] : steps_)
       for (const auto& [name, file] : files) all.emplace(name, step);
+    if (!steps_.empty())
+      for (int64_t expected = steps_.begin()->first; const auto& [step, files] : steps_)
+        if (step != expected++)
+          throw Error("has batches up to " + std::to_string(expected - 2) + " and from " + std::to_string(step) + " on, and none between",
+                      "number them one after the other")
+              .in_file(path_);
     for (const auto& [step, files] : steps_)
       for (const auto& [name, having] : all)
         if (!files.count(name))
@@ -86,13 +97,14 @@ class BatchFolder : public DataSource {
         .in_file(files.at(name));
   }
 
+  std::set<std::string> names_;  // of all files
   std::map<int64_t, Files> steps_;
 };
 
 }  // namespace
 
-std::unique_ptr<DataSource> open_batch_folder(const std::string& folder) {
-  return std::make_unique<BatchFolder>(folder);
+std::unique_ptr<DataSource> open_batch_folder(const std::string& folder, const DataOptions& options) {
+  return std::make_unique<BatchFolder>(folder, options);
 }
 
 }  // namespace fretsaw

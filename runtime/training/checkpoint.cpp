@@ -18,7 +18,7 @@ using Json = nlohmann::json;
 
 namespace {
 
-constexpr char kManifest[] = "manifest.json";
+constexpr const char* kDamaged = "remove this checkpoint, or name another one's folder";
 
 DType dtype_named(const std::string& name) {
   for (int i = 1; i <= static_cast<int>(DType::int2); ++i)
@@ -36,6 +36,13 @@ std::optional<int64_t> step_of(const std::string& name) {
   return error == std::errc() && read == end && step >= 0 ? std::optional(step) : std::nullopt;
 }
 
+// A field that must be a number from 0 on.
+int64_t count_at(const Json& json, const std::string& field) {
+  const Json& value = json.at(field);
+  if (!value.is_number_unsigned() || value.get<uint64_t>() > INT64_MAX) throw Error("has a damaged field '" + field + "': " + value.dump());
+  return value.get<int64_t>();
+}
+
 Json read_json(const std::string& path) {
   const auto file = MappedFile::open(path);
   const auto* text = reinterpret_cast<const char*>(file->bytes().data());
@@ -50,11 +57,12 @@ class ManifestReader {
   explicit ManifestReader(Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
 
   void read(const Json& json) {
-    const auto format = json.at("format").get<int>();
+    const int64_t format = count_at(json, "format");
     if (format != 1) throw Error("has the format " + std::to_string(format), "this version of fretsaw reads format 1");
-    checkpoint_.state_.step = json.at("step").get<int64_t>();
+    checkpoint_.state_.step = count_at(json, "step");
+    if (!json.at("seed").is_number_unsigned()) throw Error("has a damaged field 'seed': " + json.at("seed").dump());
     checkpoint_.state_.seed = json.at("seed").get<uint64_t>();
-    checkpoint_.state_.data = {json.at("data").at("epoch").get<int64_t>(), json.at("data").at("sample").get<int64_t>()};
+    checkpoint_.state_.data = {count_at(json.at("data"), "epoch"), count_at(json.at("data"), "sample")};
     checkpoint_.state_.more = json.at("more").get<std::map<std::string, std::string>>();
     for (const Json& file : json.at("files")) add_file(file.at("name").get<std::string>(), file.at("bytes").get<uint64_t>());
     for (const Json& tensor : json.at("tensors")) add_tensor(tensor);
@@ -101,15 +109,15 @@ class ManifestReader {
 };
 
 Checkpoint Checkpoint::open(const std::string& folder) {
-  const std::string path = (fs::path(folder) / kManifest).string();
+  const std::string path = (fs::path(folder) / kManifestFile).string();
   Checkpoint checkpoint;
   checkpoint.folder_ = folder;
   try {
     ManifestReader(checkpoint).read(read_json(path));
   } catch (const Json::exception& e) {
-    throw Error(std::string("is damaged: ") + e.what()).in_file(path);
+    throw Error(std::string("is damaged: ") + e.what(), kDamaged).in_file(path);
   } catch (const Error& e) {
-    throw e.in_file(path);
+    throw(e.remedy().empty() ? Error(e.problem(), kDamaged, e.code()).in_file(e.file()) : e).in_file(path);
   }
   return checkpoint;
 }
@@ -122,7 +130,8 @@ std::vector<std::string> Checkpoint::names() const {
 
 const Checkpoint::Entry& Checkpoint::find(const std::string& tensor) const {
   const auto entry = tensors_.find(tensor);
-  if (entry == tensors_.end()) throw Error("the checkpoint has no tensor '" + tensor + "'").in_file(folder_);
+  if (entry == tensors_.end())
+    throw Error("the checkpoint has no tensor '" + tensor + "'", "resume a run of the same model and optimizer").in_file(folder_);
   return entry->second;
 }
 
@@ -136,8 +145,9 @@ TensorPtr Checkpoint::read(const std::string& tensor, const Dims& start, const D
   const Entry& entry = find(tensor);
   const Box wanted{start, shape};
   if (!lies_in(wanted, entry.shape))
-    throw Error("the tensor '" + tensor + "' of the checkpoint is " + to_string(entry.shape) +
-                ": the part that is wanted reaches beyond it")
+    throw Error(
+        "the tensor '" + tensor + "' of the checkpoint is " + to_string(entry.shape) + ": the part that is wanted reaches beyond it",
+        "resume a run of the same model")
         .in_file(folder_);
   auto part = make_tensor(entry.dtype, shape);
   part->name = tensor;
@@ -151,7 +161,7 @@ std::vector<std::string> list_checkpoints(const std::string& root) {
   std::vector<std::pair<int64_t, std::string>> found;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(root, error))
-    if (const auto step = step_of(entry.path().filename().string()); step && fs::exists(entry.path() / kManifest))
+    if (const auto step = step_of(entry.path().filename().string()); step && fs::exists(entry.path() / kManifestFile))
       found.emplace_back(*step, entry.path().string());
   std::sort(found.begin(), found.end());
   std::vector<std::string> folders;
@@ -159,8 +169,21 @@ std::vector<std::string> list_checkpoints(const std::string& root) {
   return folders;
 }
 
+std::vector<std::string> checkpoints_after(const std::string& root, int64_t step) {
+  std::vector<std::string> newer;
+  for (const std::string& folder : list_checkpoints(root)) {
+    if (step_of(fs::path(folder).filename().string()).value_or(0) <= step) continue;
+    try {
+      Checkpoint::open(folder);
+      newer.push_back(folder);
+    } catch (const Error&) {  // nobody would resume from it
+    }
+  }
+  return newer;
+}
+
 Checkpoint open_newest_checkpoint(const std::string& path, std::vector<std::string>& notes) {
-  if (fs::exists(fs::path(path) / kManifest)) return Checkpoint::open(path);
+  if (fs::exists(fs::path(path) / kManifestFile)) return Checkpoint::open(path);
   std::vector<std::string> folders = list_checkpoints(path);
   for (; !folders.empty(); folders.pop_back()) {
     try {

@@ -22,9 +22,12 @@
 
 namespace fretsaw {
 
+// The file in a checkpoint's folder that says what is in it.
+inline constexpr const char* kManifestFile = "manifest.json";
+
 // Everything but tensors.
 struct CheckpointState {
-  int64_t step = 0;                         // updates that are done
+  int64_t step = 0;                         // steps that are done, those that were skipped too
   uint64_t seed = 0;                        // with the step, the random state: generators are counter-based
   DataPosition data;                        // of the next batch
   std::map<std::string, std::string> more;  // what else its writer wants to find again (the loss scale, options)
@@ -111,6 +114,8 @@ class Checkpoint {
 
 // The folders of checkpoints in `root`, by step, oldest first: complete ones, as far as their names tell. Empty where there is no `root`.
 std::vector<std::string> list_checkpoints(const std::string& root);
+// Those of them that can be read, of steps beyond this one.
+std::vector<std::string> checkpoints_after(const std::string& root, int64_t step);
 // The newest one that can be read: of `path` if it is a checkpoint, otherwise in the folder `path`. `notes` says which newer ones are
 // damaged, and how. Throws Error when there is none.
 Checkpoint open_newest_checkpoint(const std::string& path, std::vector<std::string>& notes);

@@ -32,36 +32,80 @@ std::string folder_name(int64_t step) {
   throw Error("cannot be written: " + error.message(), "check the folder, its permissions and the disk's space").in_file(path);
 }
 
-// Puts `folder` at `place`; what was there is afterwards under the first name, or gone.
+// Where a checkpoint is put that is about to be removed: under a name that counts for nothing.
+fs::path hidden_name(const fs::path& folder) {
+  return folder.parent_path() / ("." + folder.filename().string() + ".part" + std::to_string(::getpid()) + ".removed");
+}
+
+// Puts `folder` at `place`; what was there is afterwards under the first name, or gone. Where a file system can't exchange them there is
+// the old one, none, or the new one at any moment, each whole.
 void put_in_place(const std::string& folder, const std::string& place) {
   std::error_code error;
-  if (fs::exists(place, error)) {
+  const fs::path aside = hidden_name(place);
+  const bool replaces = fs::exists(place, error);
+  if (replaces) {
 #ifdef SYS_renameat2
     constexpr unsigned kExchange = 2;  // RENAME_EXCHANGE, which not every libc names
     if (::syscall(SYS_renameat2, AT_FDCWD, folder.c_str(), AT_FDCWD, place.c_str(), kExchange) == 0) return;
 #endif
-    fs::remove_all(place, error);  // a file system that can't exchange
+    fs::remove_all(aside, error);
+    fs::rename(place, aside, error);
     if (error) fail(place, error);
   }
   fs::rename(folder, place, error);
-  if (error) fail(place, error);
+  if (error) {
+    std::error_code ignored;
+    if (replaces) fs::rename(aside, place, ignored);
+    fail(place, error);
+  }
+  if (replaces) fs::remove_all(aside, error);
 }
 
 // Under another name first, so that a checkpoint is never there in part.
 void remove_checkpoint(const std::string& folder) {
   std::error_code error;
-  const fs::path path = fs::path(folder);
-  const fs::path hidden = path.parent_path() / ("." + path.filename().string() + ".part" + std::to_string(::getpid()) + ".removed");
+  const fs::path path = fs::path(folder), hidden = hidden_name(path);
   fs::rename(path, hidden, error);
   fs::remove_all(error ? path : hidden, error);  // what stays behind does no harm
 }
 
+// The folders that writers of this process fill: a number of a process comes back, in containers at once.
+class LiveFolders {
+ public:
+  void add(const std::string& folder) {
+    const std::lock_guard lock(mutex_);
+    folders_.insert(key_of(folder));
+  }
+  void remove(const std::string& folder) {
+    const std::lock_guard lock(mutex_);
+    folders_.erase(key_of(folder));
+  }
+  bool contains(const std::string& folder) {
+    const std::lock_guard lock(mutex_);
+    return folders_.contains(key_of(folder));
+  }
+
+ private:
+  static std::string key_of(const std::string& folder) {
+    std::error_code error;
+    return fs::absolute(folder, error).lexically_normal().string();
+  }
+  std::mutex mutex_;
+  std::set<std::string> folders_;
+};
+LiveFolders& live_folders() {
+  static LiveFolders folders;
+  return folders;
+}
+
 // What a writer that is not alive any more left: ".step-000000300.part4711".
-bool is_left_over(const std::string& name) {
+bool is_left_over(const fs::path& path) {
+  const std::string name = path.filename().string();
   if (!name.starts_with(".step-")) return false;
   const size_t part = name.find(".part");
   if (part == std::string::npos) return false;
   const long pid = std::strtol(name.c_str() + part + 5, nullptr, 10);
+  if (pid == ::getpid()) return !live_folders().contains(path.string());
   return pid > 0 && ::kill(static_cast<pid_t>(pid), 0) != 0 && errno == ESRCH;
 }
 
@@ -69,8 +113,17 @@ void remove_left_overs(const std::string& root) {
   std::error_code error;
   std::vector<fs::path> left;
   for (const auto& entry : fs::directory_iterator(root, error))
-    if (is_left_over(entry.path().filename().string())) left.push_back(entry.path());
+    if (is_left_over(entry.path())) left.push_back(entry.path());
   for (const fs::path& path : left) fs::remove_all(path, error);
+}
+
+// The folder and those above it that are not there, each of which is on the disk afterwards.
+void make_folders(const fs::path& folder) {
+  std::error_code error;
+  if (folder.empty() || fs::is_directory(folder, error)) return;
+  make_folders(folder.parent_path());
+  if (!fs::create_directory(folder, error) && error) fail(folder.string(), error);
+  sync_folder(folder.parent_path().string());
 }
 
 }  // namespace
@@ -84,14 +137,19 @@ CheckpointWriter::CheckpointWriter(const std::string& root, const CheckpointStat
   if (state.step < 0) throw Error("a checkpoint of step " + std::to_string(state.step));
   static std::atomic<int> writers{0};
   folder_ = (fs::path(root) / fmt::format(".{}.part{}.{}", folder_name(state.step), ::getpid(), ++writers)).string();
+  make_folders(fs::path(root).lexically_normal());
+  live_folders().add(folder_);
   std::error_code error;
-  fs::create_directories(folder_, error);
-  if (error) fail(folder_, error);
+  fs::create_directory(folder_, error);
+  if (!error) return;
+  live_folders().remove(folder_);
+  fail(root, error);
 }
 
 CheckpointWriter::~CheckpointWriter() {
   std::error_code error;
   fs::remove_all(folder_, error);
+  live_folders().remove(folder_);
 }
 
 void CheckpointWriter::write(const std::string& name, const std::vector<CheckpointPiece>& pieces) {
@@ -153,7 +211,7 @@ std::string CheckpointWriter::manifest() const {
 std::string CheckpointWriter::commit(int keep) {
   const std::lock_guard lock(mutex_);
   const std::string text = manifest();
-  DurableFile file((fs::path(folder_) / "manifest.json").string());
+  DurableFile file((fs::path(folder_) / kManifestFile).string());
   file.write(text.data(), text.size());
   file.commit();
   const std::string place = (fs::path(root_) / folder_name(state_.step)).string();

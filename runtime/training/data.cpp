@@ -26,7 +26,7 @@ std::unique_ptr<DataSource> open_folder(const std::string& folder, const DataOpt
   const bool batches = holds(folder, ".pb"), arrays = holds(folder, ".npy");
   const std::string tokens = (fs::path(folder) / "train.bin").string();
   if (batches && arrays) throw Error("holds both .pb and .npy files", "keep batches and arrays in folders of their own").in_file(folder);
-  if (batches) return open_batch_folder(folder);
+  if (batches) return open_batch_folder(folder, options);
   if (arrays) return open_arrays(folder, options);
   if (fs::exists(tokens)) return open_tokens(tokens, options);
   throw Error("holds no training data", kAllowed).in_file(folder);
@@ -52,7 +52,9 @@ void DataSource::seek(const DataPosition& position) {
 }
 
 Batch SampledSource::next(int64_t batch) {
-  if (batch < 1) throw Error("a batch of " + std::to_string(batch) + " samples", "give a batch size of at least 1", ErrorCode::usage);
+  if (batch < 1)
+    throw Error("a batch of " + std::to_string(batch) + " samples", "give a batch size of at least 1 (--batch)", ErrorCode::usage)
+        .in_file(path_);
   const auto begin_epoch = [&] {
     if (position_.sample >= epoch_size()) position_ = {position_.epoch + 1, 0};
   };
@@ -74,7 +76,19 @@ void check_names(const DataSource& source, const std::vector<std::string>& input
   for (const std::string& name : names) known += (known.empty() ? "'" : ", '") + name + "'";
   for (const std::string& input : inputs)
     if (std::find(names.begin(), names.end(), input) == names.end())
-      throw Error("the training data has nothing for the input '" + input + "'", "it has " + known);
+      throw Error("has nothing for the input '" + input + "'", known.empty() ? "it has nothing at all" : "it has " + known)
+          .in_file(source.path());
+}
+
+void check_types(const DataSource& source, const std::map<std::string, DType>& inputs) {
+  for (const auto& [input, wanted] : inputs) {
+    const DataLook look = source.look(input, 1);
+    if (look.dtype == wanted || wanted == DType::undefined) continue;
+    throw Error(
+        "holds " + std::string(name_of(look.dtype)) + ", and the model's input '" + input + "' takes " + std::string(name_of(wanted)),
+        "write it in that type")
+        .in_file(look.file);
+  }
 }
 
 void keep_inputs(Batch& batch, const std::vector<std::string>& inputs) {

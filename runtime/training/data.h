@@ -24,8 +24,17 @@ struct DataOptions {
   bool shuffle = true;
   // A batch that reaches the end of an epoch goes on with the next one; false: it is smaller instead (for evaluation).
   bool wrap = true;
-  int64_t sequence = 0;                              // of tokens: the length S of a window
-  std::string tokens = "x", next_tokens = "target";  // of tokens: the inputs that they go to
+  std::vector<std::string> inputs;                            // files of other names are not looked at; empty: all are
+  int64_t sequence = 0;                                       // of tokens: the length S of a window
+  std::string tokens = "x", next_tokens = "target";           // of tokens: the inputs that they go to
+  DType token_type = DType::int64, next_type = DType::int64;  // int64 or int32
+};
+
+// What there is for an input in a batch.
+struct DataLook {
+  DType dtype = DType::undefined;
+  Dims dims;
+  std::string file;
 };
 
 // Where the next batch begins. With seed and options it says all that is to come.
@@ -42,12 +51,15 @@ class DataSource {
   virtual ~DataSource() = default;
 
   virtual std::vector<std::string> names() const = 0;  // the inputs that it has values for, sorted
-  virtual int64_t epoch_size() const = 0;              // samples of an epoch; of a folder of batches: its batches
-  virtual bool in_batches() const { return false; }    // whether it is a folder of batches
+  // Of a name that it has. `batch` samples, of a folder of batches those of the first one.
+  virtual DataLook look(const std::string& name, int64_t batch) const = 0;
+  virtual int64_t epoch_size() const = 0;            // samples of an epoch; of a folder of batches: its batches
+  virtual bool in_batches() const { return false; }  // whether it is a folder of batches
   // The next `batch` samples. A folder of batches gives the next batch: `batch` is 0 or its size. Throws Error naming the file and what is
   // wrong with it.
   virtual Batch next(int64_t batch) = 0;
 
+  const std::string& path() const { return path_; }
   const DataPosition& position() const { return position_; }
   // Throws Error when the source has no such place.
   void seek(const DataPosition& position);
@@ -60,12 +72,14 @@ class DataSource {
 
 // Throws Error naming the path: what was found there, and what is allowed.
 std::unique_ptr<DataSource> open_data(const std::string& path, const DataOptions& options);
-std::unique_ptr<DataSource> open_batch_folder(const std::string& folder);
+std::unique_ptr<DataSource> open_batch_folder(const std::string& folder, const DataOptions& options = {});
 std::unique_ptr<DataSource> open_arrays(const std::string& folder, const DataOptions& options);
 std::unique_ptr<DataSource> open_tokens(const std::string& file, const DataOptions& options);
 
 // Throws Error naming the first of a model's inputs that the source has no values for. What it has beyond them is ignored.
 void check_names(const DataSource& source, const std::vector<std::string>& inputs);
+// Throws Error naming the file whose elements have another type than the input by that name takes.
+void check_types(const DataSource& source, const std::map<std::string, DType>& inputs);
 void keep_inputs(Batch& batch, const std::vector<std::string>& inputs);  // and nothing beyond them
 
 }  // namespace fretsaw

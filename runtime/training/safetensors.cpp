@@ -227,16 +227,26 @@ std::string header_of(const std::vector<StoredTensor>& tensors, const std::map<s
 
 }  // namespace
 
+namespace {
+
+// With what to do about it, where nothing is said yet.
+[[noreturn]] void fail(const Error& error, const char* remedy, const std::string& path) {
+  throw(error.remedy().empty() ? Error(error.problem(), remedy, error.code()).in_file(error.file()) : error).in_file(path);
+}
+
+}  // namespace
+
 SafetensorsFile read_safetensors(const std::string& path) {
   try {
     return read(MappedFile::open(path));
   } catch (const Error& e) {
-    throw e.in_file(path);
+    fail(e, "is it a whole safetensors file? Copy or write it again", path);
   }
 }
 
 StoredTensor stored_tensor(std::string name, const TensorView& view) {
-  if (view.memory != Memory::host || view.layout != Layout::plain) throw Error("the value '" + name + "' is not plain host memory");
+  if (view.memory != Memory::host || view.layout != Layout::plain)
+    throw Error("the value '" + name + "' is not plain host memory", "report this as a fault");
   return {std::move(name), view.dtype, view.dims, view.data};
 }
 
@@ -259,7 +269,7 @@ uint64_t write_safetensors(const std::string& path, std::vector<StoredTensor> te
     file.commit();
     return written;
   } catch (const Error& e) {
-    throw e.in_file(path);
+    fail(e, "give the model's initializers other names, or keep them in a type that the format has", path);
   }
 }
 

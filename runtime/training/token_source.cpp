@@ -17,7 +17,7 @@ class TokenSource : public SampledSource {
  public:
   TokenSource(const std::string& file, const DataOptions& options)
       : SampledSource(file, options), file_(MappedFile::open(file)), length_(options.sequence) {
-    if (length_ < 1) throw Error("needs the length of a sequence", "give it", ErrorCode::usage).in_file(file);
+    if (length_ < 1) throw Error("needs the length of a sequence", "give it (--sequence)", ErrorCode::usage).in_file(file);
     if (file_->bytes().size() % sizeof(uint16_t) != 0)
       throw Error("has an odd number of bytes, so it is no file of uint16 tokens", "write it as nanoGPT's prepare.py does").in_file(file);
     count_ = static_cast<int64_t>(file_->bytes().size() / sizeof(uint16_t));
@@ -32,13 +32,16 @@ class TokenSource : public SampledSource {
     std::sort(names.begin(), names.end());
     return names;
   }
+  DataLook look(const std::string& name, int64_t batch) const override {
+    return {name == options_.tokens ? options_.token_type : options_.next_type, {batch, length_}, path_};
+  }
   // As many windows as fit side by side, in random order or not.
   int64_t epoch_size() const override { return (count_ - 1) / length_; }
 
  protected:
   Batch make(int64_t batch) const override {
-    return {{options_.tokens, make_value(DType::int64, {batch, length_})},
-            {options_.next_tokens, make_value(DType::int64, {batch, length_})}};
+    return {{options_.tokens, make_value(options_.token_type, {batch, length_})},
+            {options_.next_tokens, make_value(options_.next_type, {batch, length_})}};
   }
 
   void fill(Batch& values, int64_t row, const DataPosition& at) const override {
@@ -56,7 +59,14 @@ class TokenSource : public SampledSource {
   }
 
   void copy(int64_t first, RuntimeValue& value, int64_t row) const {
-    int64_t* out = value.tensor.as<int64_t>() + row * length_;
+    if (value.tensor.dtype == DType::int32)
+      copy_as<int32_t>(first, value, row);
+    else
+      copy_as<int64_t>(first, value, row);
+  }
+  template <typename T>
+  void copy_as(int64_t first, RuntimeValue& value, int64_t row) const {
+    T* out = value.tensor.as<T>() + row * length_;
     const std::byte* tokens = file_->bytes().data() + static_cast<size_t>(first) * sizeof(uint16_t);
     for (int64_t i = 0; i < length_; ++i) {
       uint16_t token;

@@ -6,7 +6,9 @@
 #include <utility>
 
 #include "graph/errors.h"
+#include "graph/training/batch_norm.h"
 #include "graph/training/optimizer.h"
+#include "runtime/training/sample_order.h"
 
 namespace fretsaw {
 namespace {
@@ -46,21 +48,29 @@ TensorPtr tensor_of(const RuntimeValue& value) {
 
 // Nodes that behave in another way while a model is trained.
 void to_inference(Graph& graph) {
+  batch_norms_for_inference(graph);
   for (Node* node : graph.nodes) {
-    if (node->is("BatchNormalization")) {
-      node->remove("training_mode");
-      node->outputs.resize(1);
-    }
     if (node->is("Dropout") && node->inputs.size() > 2) node->inputs.resize(2);  // without training_mode
     for (const GraphPtr& body : bodies(*node)) to_inference(*body);
   }
+}
+
+// Beside states: how long the loss scale has been what it is.
+constexpr const char* kGoodSteps = "scalar:good_steps";
+
+// Whether it is what an optimizer keeps ("exp_avg:NAME") of a tensor that is there.
+bool is_kept_of(const std::string& name, const std::map<std::string, RuntimeValue>& given) {
+  const size_t colon = name.find(':');
+  return colon != std::string::npos && given.contains(name.substr(colon + 1));
 }
 
 }  // namespace
 
 Trainer::Trainer(TrainingPlan plan, const TrainerOptions& options)
     : plan_(std::move(plan)), options_(options), session_(std::make_unique<Session>(plan_.plan, options.session)) {
-  counter_ = static_cast<int64_t>(options.session.random_seed << 32);
+  // Seed 0 counts from 0; others from anywhere in 62 bits.
+  const uint64_t seed = options.session.random_seed;
+  counter_ = seed == 0 ? 0 : static_cast<int64_t>(mixed_key(seed, 0) >> 2);
 }
 
 void Trainer::check_batch(const Batch& batch) const {
@@ -76,16 +86,24 @@ void Trainer::check_batch(const Batch& batch) const {
   }
 }
 
+// How many losses a step's loss is the mean of, those of ignored targets too; 1 for a sum, and for a loss that the model computes.
+int64_t Trainer::losses_in(const Batch& batch) const {
+  const bool is_mean = options_.loss.reduction == LossSpec::Reduction::mean && options_.loss.kind != LossSpec::Kind::output;
+  const auto target = batch.find(plan_.target);
+  return is_mean && target != batch.end() ? target->second.tensor.count() : 1;
+}
+
 StepResult Trainer::step(const Batch& batch, double learning_rate) {
   check_batch(batch);
-  if (plan_.scales_loss) session_->set_state(kLossScale, scalar(DType::float32, static_cast<float>(scale_.factor())));
+  const double seed = scale_.seed(losses_in(batch));
+  if (plan_.scales_loss) session_->set_state(kLossScale, scalar(DType::float32, static_cast<float>(seed)));
   if (plan_.draws_masks) session_->set_state(kRandomCounter, scalar(DType::int64, counter_++));
   const std::vector<RuntimeValue> outputs = session_->run(batch);
   StepResult result;
   result.count = static_cast<int64_t>(number_in(output_named(*plan_.plan, outputs, plan_.loss_count)));
   divisor_ = loss_divisor(options_.loss, result.count);
   result.loss = number_in(output_named(*plan_.plan, outputs, plan_.loss_sum)) / divisor_;
-  if (plan_.scales_loss) divisor_ *= scale_.factor();
+  if (plan_.scales_loss) divisor_ *= seed;
   const double squares = squared_sum();
   result.gradient_norm = std::sqrt(squares) / divisor_;
   result.skipped = !std::isfinite(result.loss) || !std::isfinite(squares);
@@ -136,14 +154,23 @@ std::map<std::string, RuntimeValue> Trainer::kept() const {
     RuntimeValue found = session_->state(state.name);
     if (found.kind != RuntimeValue::Kind::absent) values[state.name] = std::move(found);
   }
+  // The state holds what the last batch's losses began with; of the next one's it is the factor that counts.
+  if (plan_.scales_loss) {
+    values[kLossScale] = scalar(DType::float32, static_cast<float>(scale_.factor()));
+    values[kGoodSteps] = scalar(DType::int64, scale_.good_steps());
+  }
+  if (plan_.draws_masks) values[kRandomCounter] = scalar(DType::int64, counter_ - 1);  // the last step's, or that before the first
   return values;
 }
 
-void Trainer::restore(const std::map<std::string, RuntimeValue>& given, int64_t updates) {
-  const std::map<std::string, RuntimeValue> own = kept();
+void Trainer::restore(const std::map<std::string, RuntimeValue>& given, int64_t updates, const std::set<std::string>& frozen,
+                      std::vector<std::string>* notes) {
+  std::map<std::string, RuntimeValue> own = kept();
+  std::erase_if(own, [](const auto& one) { return one.first.starts_with(kScalarState); });
   for (const auto& [name, value] : own) {
     const auto found = given.find(name);
-    if (found == given.end()) throw Error("there is no tensor '" + name + "'", "resume a run of the same model and optimizer");
+    if (found == given.end())
+      throw Error("there is no tensor '" + name + "'", "resume a run of the same model and optimizer that trained it too");
     const TensorView &wanted = value.tensor, &got = found->second.tensor;
     if (got.dtype != wanted.dtype || got.dims != wanted.dims) {
       throw Error("tensor '" + name + "' is " + std::string(name_of(got.dtype)) + " " + to_string(got.dims) + ", and the model has " +
@@ -151,9 +178,25 @@ void Trainer::restore(const std::map<std::string, RuntimeValue>& given, int64_t 
                   "resume a run of the same model and optimizer");
     }
   }
+  std::vector<std::string> lost;
+  for (const auto& [name, value] : given) {
+    if (own.contains(name) || frozen.contains(name) || name.starts_with(kScalarState)) continue;
+    if (!is_kept_of(name, given))
+      throw Error("tensor '" + name + "' is there, and this run neither trains it nor has its value",
+                  "train it, or resume with the model in place of a plan, and its initializer '" + name + "' takes that value");
+    lost.push_back(name);
+  }
+  if (!lost.empty() && notes)
+    notes->push_back("what the optimizer had is dropped where this run does not keep it: " + lost[0] +
+                     (lost.size() > 1 ? " and " + std::to_string(lost.size() - 1) + " more" : ""));
   for (const auto& [name, value] : own) session_->set_state(name, given.at(name));
-  if (const auto scale = given.find(kLossScale); scale != given.end()) scale_.set(number_in(scale->second));
-  if (const auto counter = given.find(kRandomCounter); counter != given.end()) counter_ = *counter->second.tensor.as<int64_t>() + 1;
+  scale_ = {};
+  if (const auto scale = given.find(kLossScale); scale != given.end()) {
+    const auto good = given.find(kGoodSteps);
+    scale_.set(number_in(scale->second), good == given.end() ? 0 : static_cast<int64_t>(number_in(good->second)));
+  }
+  if (const auto counter = given.find(kRandomCounter); counter != given.end() && counter->second.tensor.dtype == DType::int64)
+    counter_ = *counter->second.tensor.as<int64_t>() + 1;
   updates_ = updates;
 }
 

@@ -2,7 +2,9 @@
 #pragma once
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "graph/training/loss.h"
 #include "graph/training/loss_scale.h"
@@ -38,21 +40,26 @@ class Trainer {
   RuntimeValue gradient(const std::string& parameter) const;
   const TrainingPlan& plan() const { return plan_; }
 
-  // What a run needs to go on: parameters, statistics and what the optimizer keeps, whole tensors under the names of their states.
+  // What a run needs to go on: parameters, statistics and what the optimizer keeps, whole tensors under the names of their states; the
+  // loss scale and the place in the random numbers, where there are some.
   std::map<std::string, RuntimeValue> kept() const;
-  // Goes on from there after so many updates. Throws Error naming a tensor that is missing or has another type or shape.
-  void restore(const std::map<std::string, RuntimeValue>& kept, int64_t updates);
+  // Goes on from there after so many updates. `frozen` are names that this run does not keep, and whose values there its model has: those
+  // that it took from the same checkpoint. What the optimizer had of them is dropped; then a note says so. Scale and random numbers begin
+  // anew where they are missing. Throws Error naming a tensor that is missing, has another type or shape, or that this run would lose.
+  void restore(const std::map<std::string, RuntimeValue>& kept, int64_t updates, const std::set<std::string>& frozen = {},
+               std::vector<std::string>* notes = nullptr);
   const Session& session() const { return *session_; }
 
  private:
   void check_batch(const Batch& batch) const;
+  int64_t losses_in(const Batch& batch) const;
   double squared_sum() const;
 
   TrainingPlan plan_;
   TrainerOptions options_;
   std::unique_ptr<Session> session_;
   LossScale scale_;      // of plans that scale the loss
-  int64_t counter_ = 0;  // of random masks: the seed and the steps made
+  int64_t counter_ = 0;  // of random numbers: by the seed, and the steps made
   int64_t updates_ = 0;
   double divisor_ = 1;  // of the last step's gradients
 };

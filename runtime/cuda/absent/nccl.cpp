@@ -7,7 +7,7 @@ bool built_with_nccl() {
   return false;
 }
 
-std::unique_ptr<DeviceCommunicator> make_nccl_communicator(Communicator& group, Device& device) {
+std::unique_ptr<DeviceCommunicator> make_nccl_communicator(Communicator& group, Device& device, bool /*beside*/) {
   return make_staged_communicator(group, device);
 }
 
