@@ -4,7 +4,7 @@
     scripts/generate_text.py trained.onnx "In the beginning" --bytes 300
     scripts/generate_text.py trained.onnx --score text.txt            # nats a byte, of the file's beginning
 
-Each run of the command gives one more byte to each of --samples texts. Needs numpy (scripts/setup puts it in .venv).
+Each run of the command gives one more byte to each of --samples texts. Needs numpy and onnx (scripts/setup puts them in .venv).
 """
 import argparse
 import pathlib
@@ -54,9 +54,14 @@ def generate(command: str, model: str, prompt: bytes, a) -> list[bytes]:
     texts = [bytearray(prompt) for _ in range(a.samples)]
     for _ in range(a.bytes):
         tokens = np.array([list(t[-a.context :]) for t in texts])
-        p = np.exp(log_softmax(logits_of(command, model, tokens)[:, -1] / a.temperature))
-        for text, row in zip(texts, p):
-            text.append(int(random.choice(len(row), p=row / row.sum())))
+        logits = logits_of(command, model, tokens)[:, -1]
+        if a.temperature == 0:
+            chosen = logits.argmax(-1)
+        else:
+            p = np.exp(log_softmax(logits / a.temperature))
+            chosen = [random.choice(len(row), p=row / row.sum()) for row in p]
+        for text, token in zip(texts, chosen):
+            text.append(int(token))
     return [bytes(t) for t in texts]
 
 
@@ -67,11 +72,13 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=200, help="how many to add")
     parser.add_argument("--samples", type=int, default=1, help="how many texts")
     parser.add_argument("--context", type=int, default=128, help="the longest sequence that the model takes")
-    parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--temperature", type=float, default=0.8, help="0: always the likeliest byte")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--score", metavar="FILE", help="say how well the model foretells this text instead")
     parser.add_argument("--fretsaw", default=str(ROOT / "build" / "fretsaw"), help="the command")
     arguments = parser.parse_args()
+    if not 0 <= arguments.temperature < float("inf"):
+        parser.error("--temperature is a number from 0 on")
     if arguments.score:
         loss = score(arguments.fretsaw, arguments.model, pathlib.Path(arguments.score).read_bytes(), arguments.context)
         print(f"{loss:.4f} nats a byte")

@@ -4,16 +4,30 @@
     scripts/text_tokens.py book.txt data                 # data/train.bin, and the last 2% of the text as data/val.bin
 """
 import argparse
-import array
+import os
 import pathlib
-import sys
 
 
-def write_tokens(data: bytes, path: pathlib.Path) -> None:
-    tokens = array.array("H", list(data))
-    if sys.byteorder == "big":
-        tokens.byteswap()
-    path.write_bytes(tokens.tobytes())
+PIECE = 1 << 24  # bytes of the text at once
+
+
+def write_tokens(text: pathlib.Path, begin: int, end: int, path: pathlib.Path) -> None:
+    """The text's bytes from `begin` to `end` as tokens: under a temporary name, until all are there."""
+    part = path.with_name(f"{path.name}.part{os.getpid()}")
+    try:
+        with text.open("rb") as source, part.open("wb") as target:
+            source.seek(begin)
+            while begin < end:
+                data = source.read(min(PIECE, end - begin))
+                if not data:
+                    raise OSError(f"{text} has become shorter")
+                tokens = bytearray(2 * len(data))  # low byte first
+                tokens[::2] = data
+                target.write(tokens)
+                begin += len(data)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def main() -> None:
@@ -24,14 +38,14 @@ def main() -> None:
     arguments = parser.parse_args()
     if not 0 < arguments.validation < 1:
         parser.error("--validation is a share of the text, between 0 and 1")
-    data = arguments.text.read_bytes()
-    cut = len(data) - int(len(data) * arguments.validation)
-    if cut < 2 or len(data) - cut < 2:
-        parser.error(f"{arguments.text} holds {len(data)} bytes, too few to divide")
+    size = arguments.text.stat().st_size
+    cut = size - int(size * arguments.validation)
+    if cut < 2 or size - cut < 2:
+        parser.error(f"{arguments.text} holds {size} bytes, too few to divide")
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    write_tokens(data[:cut], arguments.folder / "train.bin")
-    write_tokens(data[cut:], arguments.folder / "val.bin")
-    print(f"{arguments.folder}: {cut} tokens to train on, {len(data) - cut} to validate with")
+    write_tokens(arguments.text, 0, cut, arguments.folder / "train.bin")
+    write_tokens(arguments.text, cut, size, arguments.folder / "val.bin")
+    print(f"{arguments.folder}: {cut} tokens to train on, {size - cut} to validate with")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 """Draws the graphs that ran in a trace (fretsaw train --trace FILE, fretsaw run --trace FILE) as text, a line a rank.
 
 Each cell is a piece of time; the letter says what ran in it: F forward, B backward, W gradients of weights, G sums over ranks, U the update,
-. nothing. Where several ran in one cell it is the one that took most of it. Beside each rank stands the share of the time that it worked.
+. nothing for half of it or more. Where several ran in one cell it is the one that took most of it. Beside each rank stands the share of the time that it worked.
 """
 import argparse
+import collections
 import json
 import re
 
@@ -14,9 +15,11 @@ KINDS = {"forward": "F", "backward": "B", "weights": "W", "reduce": "G", "update
 def spans(path):
     """(rank, letter and micro-batch, begin, end) of every graph that ran, in microseconds."""
     with open(path, encoding="utf-8") as file:
-        events = json.load(file)["traceEvents"]
+        trace = json.load(file)
+    if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
+        raise ValueError("it has no list traceEvents")
     found = []
-    for event in events:
+    for event in trace["traceEvents"]:
         letter = KINDS.get(event.get("cat"))
         if event.get("ph") == "X" and letter:
             micro_batch = re.fullmatch(r"\d+[A-Z](\d+)", event["name"])
@@ -25,13 +28,16 @@ def spans(path):
 
 
 def line(own, begin, end, cells):
-    """The cells of one rank: in each the letter of what took most of it, with the micro-batch's last digit behind it where there is room."""
+    """The cells of one rank, each with the letter of what took most of it, and with the micro-batch's last digit behind it where there is room."""
     step = (end - begin) / cells
     text = []
     for k in range(cells):
         left, right = begin + k * step, begin + (k + 1) * step
-        shares = [(min(right, e) - max(left, b), letter) for _, letter, _, b, e in own if b < right and e > left]
-        text.append(max(shares)[1] if shares and max(shares)[0] > step / 2 else ".")
+        shares = collections.Counter()
+        for _, letter, _, b, e in own:
+            shares[letter] += max(0.0, min(right, e) - max(left, b))
+        letter, most = max(shares.items(), key=lambda share: share[1])
+        text.append(letter if sum(shares.values()) > step / 2 and most > 0 else ".")
     for _, letter, micro_batch, b, e in own:
         first, last = int((b - begin) / step + 0.5), int((e - begin) / step + 0.5)
         if letter in "FBW" and last - first > 1 and text[first : first + 2] == [letter, letter]:
@@ -44,7 +50,12 @@ def main():
     parser.add_argument("trace")
     parser.add_argument("--cells", type=int, default=120, help="pieces that the time is divided into")
     arguments = parser.parse_args()
-    all_spans = spans(arguments.trace)
+    if arguments.cells < 1:
+        parser.error("--cells is below 1")
+    try:
+        all_spans = spans(arguments.trace)
+    except (OSError, ValueError, KeyError) as error:
+        parser.error(f"{arguments.trace}: {error}; was it written by --trace?")
     if not all_spans:
         parser.error(f"{arguments.trace}: no graph ran in it; was it written by --trace?")
     begin, end = min(s[3] for s in all_spans), max(s[4] for s in all_spans)

@@ -122,8 +122,11 @@ std::vector<CommunicationCount> communication(const Plan& plan) {
     if (!is_of_lowest_rank(graph)) continue;
     for (const Node* node : graph.model->graph->nodes) {
       if (!communicates(*node) || node->op == "Send" || node->op == "Recv") continue;
-      const Type type = with_sizes(node->op == "AllGather" ? node->out(0)->type : node->input(0)->type, sizes);
-      const int64_t bytes = type.shape ? saturating_bytes(type.dtype, dims_of(*type.shape)) : 0;
+      int64_t bytes = 0;
+      for (const Value* v : node->op == "AllGather" ? node->outputs : node->inputs) {
+        const Type type = with_sizes(v->type, sizes);
+        if (type.shape) bytes += saturating_bytes(type.dtype, dims_of(*type.shape));
+      }
       add(node->op, node->get_string("axis", "tensor"), 1, bytes);
     }
   }

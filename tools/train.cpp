@@ -1,4 +1,6 @@
 // fretsaw train: trains a model.
+#include <signal.h>
+
 #include <CLI/App.hpp>
 #include <chrono>
 #include <cmath>
@@ -8,7 +10,6 @@
 
 #include "graph/errors.h"
 #include "graph/training/lr_schedule.h"
-#include "runtime/tensor_values.h"
 #include "runtime/training/background_checkpoints.h"
 #include "tools/commands.h"
 #include "tools/execution.h"
@@ -16,11 +17,15 @@
 #include "tools/options.h"
 #include "tools/plan_summary.h"
 #include "tools/run_files.h"
+#include "tools/stop_signals.h"
 #include "tools/text.h"
 #include "tools/train_evaluation.h"
+#include "tools/train_log.h"
 #include "tools/train_plan.h"
 #include "tools/train_progress.h"
+#include "tools/train_resume.h"
 #include "tools/train_settings.h"
+#include "tools/train_targets.h"
 #include "tools/value_files.h"
 
 namespace fretsaw {
@@ -28,35 +33,44 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kUpdates = "updates";  // in checkpoints: steps that were not skipped
-
 struct Run {
   std::vector<double> losses;
   int64_t skipped = 0, samples = 0;
   std::vector<double> times_ms;
   std::vector<std::pair<int64_t, double>> evaluations;  // after so many steps
+  int stopped_by = 0;                                   // a signal
+  int64_t done = 0;                                     // steps, those before a checkpoint that was resumed too
 };
 
 TrainingPlan make_plan(const Model& model, const TrainSettings& settings) {
   try {
-    return partition_for_training(clone(model), partition_options(settings), training_options(settings));
+    TrainingOptions training = training_options(settings);
+    if (training.recompute == "auto" || !settings.memory.empty()) training.dims = batch_dims(settings, model);
+    return partition_for_training(clone(model), partition_options(settings), training);
   } catch (const Error& e) {
     throw e.file().empty() ? e.in_file(settings.path) : e;
   }
 }
 
-int64_t samples_of(const Batch& batch) {
+int64_t samples_of(const Batch& batch, const std::vector<PlanInput>& inputs) {
   int64_t samples = 0;
-  for (const auto& [name, value] : batch)
-    if (!value.tensor.dims.empty()) samples = std::max(samples, value.tensor.dims[0]);
+  for (const PlanInput& input : inputs) {
+    const Dims& dims = batch.at(input.name).tensor.dims;
+    if (input.batch_axis >= 0 && static_cast<size_t>(input.batch_axis) < dims.size())
+      samples = std::max(samples, dims[static_cast<size_t>(input.batch_axis)]);
+  }
   return samples;
 }
 
 // A batch that reaches the end of an epoch goes on with the next one; the last one does so too.
 int64_t steps_of(const TrainSettings& settings, const DataSource& data) {
   if (settings.steps > 0) return settings.steps;
-  const int64_t samples = std::max<int64_t>(settings.epochs, 1) * data.epoch_size();
-  return data.in_batches() || settings.batch == 0 ? samples : (samples + settings.batch - 1) / settings.batch;
+  int64_t samples = 0;
+  if (__builtin_mul_overflow(std::max<int64_t>(settings.epochs, 1), data.epoch_size(), &samples))
+    usage_error("--epochs " + std::to_string(settings.epochs) + " is too large: an epoch has " + std::to_string(data.epoch_size()) +
+                    (data.in_batches() ? " batches" : " samples"),
+                "give fewer, or --steps");
+  return data.in_batches() || settings.batch == 0 ? samples : (samples - 1) / settings.batch + 1;
 }
 
 // K.pb with the parameter's name in it, K from 0 on in the order of the model's initializers.
@@ -72,68 +86,38 @@ void save_gradients(const Trainer& trainer, const std::string& folder) {
   }
 }
 
-class Log {
- public:
-  explicit Log(const std::string& path) {
-    if (path.empty()) return;
-    file_.reset(std::fopen(path.c_str(), "w"));
-    if (!file_) throw Error("cannot be written", "check the path and its permissions").in_file(path);
-  }
-  void write(const Json& line) {
-    if (!file_) return;
-    const std::string text = line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
-    std::fwrite(text.data(), 1, text.size(), file_.get());
-    std::fflush(file_.get());
-  }
-
- private:
-  struct Close {
-    void operator()(std::FILE* file) const { std::fclose(file); }
-  };
-  std::unique_ptr<std::FILE, Close> file_;
-};
-
-// The step that comes next.
-int64_t resume(Trainer& trainer, DataSource& data, const TrainSettings& settings) {
-  std::vector<std::string> notes;
-  const Checkpoint checkpoint = open_newest_checkpoint(settings.resume, notes);
-  for (const std::string& note : notes) std::fprintf(stderr, "note: %s\n", note.c_str());
-  std::map<std::string, RuntimeValue> kept;
-  for (const std::string& name : checkpoint.names()) kept[name] = value_from_tensor(*checkpoint.read(name));
-  const CheckpointState& state = checkpoint.state();
-  const auto updates = state.more.find(kUpdates);
-  try {
-    trainer.restore(kept, updates == state.more.end() ? state.step : std::stoll(updates->second));
-    data.seek(state.data);
-  } catch (const Error& e) {
-    throw e.file().empty() ? e.in_file(checkpoint.folder()) : e;
-  }
-  return state.step;
-}
-
 class TrainingRun {
  public:
-  TrainingRun(Trainer& trainer, DataSource& data, Evaluation* evaluation, const TrainSettings& settings)
+  TrainingRun(Trainer& trainer, DataSource& data, Evaluation* evaluation, const TrainSettings& settings, int64_t first)
       : trainer_(trainer),
         data_(data),
         evaluation_(evaluation),
         settings_(settings),
+        first_(first),
         steps_(steps_of(settings, data)),
         rates_(parse_lr_schedule(settings.lr, {parse_optimizer(settings.optimizer).lr, steps_})),
-        log_(settings.log),
+        log_(settings.log, !settings.resume.empty()),
         progress_(steps_, settings.sequence > 0 ? "tokens" : "samples"),
-        checkpoints_(settings.checkpoints, trainer.plan().plan->mesh.size(), settings.keep) {
+        checkpoints_(settings.checkpoints, trainer.plan().plan->mesh.size(), settings.keep),
+        saves_gradients_(!settings.save_gradients.empty()) {
     for (const PlanInput& input : trainer.plan().plan->inputs) inputs_.push_back(input.name);
   }
+  int64_t rate_total() const { return rates_.total; }
 
   Run run() {
-    for (int64_t i = settings_.resume.empty() ? 0 : resume(trainer_, data_, settings_); i < steps_; ++i) {
+    std::optional<StopSignals> signals;
+    if (!settings_.checkpoints.empty()) signals.emplace();
+    run_.done = first_;
+    for (int64_t i = first_; i < steps_; ++i) {
       step(i);
-      if (evaluates_after(i)) evaluate(i);
-      if (saves_after(i)) checkpoints_.begin(state_after(i), trainer_.kept());
+      if (evaluates_after(i) && !StopSignals::caught()) evaluate(i);
+      if (signals && i + 1 < steps_) run_.stopped_by = StopSignals::caught();
+      if (saves_after(i) || run_.stopped_by) save(i);
+      if (run_.stopped_by) break;
       checkpoints_.check();
     }
     checkpoints_.finish();
+    if (saves_gradients_ && !run_.losses.empty()) std::fprintf(stderr, "note: --save-gradients wrote nothing: every step was skipped\n");
     return std::move(run_);
   }
 
@@ -148,10 +132,11 @@ class TrainingRun {
     const auto start = std::chrono::steady_clock::now();
     const StepResult result = trained(i, batch);
     const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
-    const int64_t samples = samples_of(batch);
+    const int64_t samples = samples_of(batch, trainer_.plan().plan->inputs);
     const std::vector<RankReport> ranks = trainer_.session().ranks();
     run_.losses.push_back(result.loss);
     run_.skipped += result.skipped;
+    run_.done = i + 1;
     run_.samples += samples;
     run_.times_ms.push_back(took.count());
     log_.write({{"step", i},
@@ -163,35 +148,51 @@ class TrainingRun {
                 {"ms", took.count()},
                 {"peak_bytes", peak_bytes(ranks)},
                 {"idle_share", idle_share(ranks)}});
-    if (run_.losses.size() == 1 && !settings_.save_gradients.empty()) save_gradients(trainer_, settings_.save_gradients);
+    if (saves_gradients_ && !result.skipped) save_gradients(trainer_, settings_.save_gradients), saves_gradients_ = false;
     progress_.step(i + 1, result.loss, rates_.at(i), samples * std::max<int64_t>(settings_.sequence, 1), ranks);
   }
 
   StepResult trained(int64_t i, const Batch& batch) {
-    if (!settings_.detect_anomaly) return trainer_.step(batch, rates_.at(i));
     StepResult result;
     try {
       result = trainer_.step(batch, rates_.at(i));
     } catch (const Error& e) {
+      if (e.code() != ErrorCode::model) throw;
       const std::string rank = e.problem().starts_with("rank ") ? "" : "rank 0: ";
-      throw Error("step " + std::to_string(i) + ", " + rank + e.problem(), e.remedy(), e.code()).at_node(e.node(), e.op());
+      const std::string remedy = e.remedy().empty() ? "look at the data (" + settings_.data + ") and the model" : e.remedy();
+      throw Error("step " + std::to_string(i) + ", " + rank + e.problem(), remedy, e.code())
+          .at_node(e.node(), e.op())
+          .in_file(e.file().empty() ? settings_.path : e.file());
     }
-    if (!result.skipped) return result;
+    if (!settings_.detect_anomaly || !result.skipped) return result;
     throw Error("step " + std::to_string(i) + ": the loss or a gradient is not finite, though no node made NaN",
-                "look for infinities in the data and the model's constants");
+                "look for infinities in the data and the model's constants")
+        .in_file(settings_.data);
   }
 
   void evaluate(int64_t i) {
-    const double loss = evaluation_->loss(trainer_);
+    double loss = 0;
+    try {
+      loss = evaluation_->loss(trainer_);
+    } catch (const Error& e) {
+      throw e.code() == ErrorCode::model ? e.in_file(settings_.eval) : e;
+    }
     run_.evaluations.emplace_back(i + 1, loss);
-    log_.write({{"step", i}, {"eval_loss", loss}});
+    log_.write({{"step", i + 1}, {"eval_loss", loss}});
     progress_.evaluated(loss);
+  }
+
+  // The one before is written first: two copies of all that is kept would be too many.
+  void save(int64_t i) {
+    checkpoints_.finish();
+    checkpoints_.begin(state_after(i), trainer_.kept());
   }
 
   CheckpointState state_after(int64_t i) const {
     CheckpointState state;
     state.step = i + 1, state.seed = settings_.seed, state.data = data_.position();
     state.more[kUpdates] = std::to_string(trainer_.updates());
+    if (rates_.total > 0) state.more[kRateTotal] = std::to_string(rates_.total);
     return state;
   }
 
@@ -199,12 +200,13 @@ class TrainingRun {
   DataSource& data_;
   Evaluation* evaluation_;
   const TrainSettings& settings_;
-  int64_t steps_;
+  int64_t first_, steps_;
   LrSchedule rates_;
-  Log log_;
+  TrainLog log_;
   TrainProgress progress_;
   BackgroundCheckpoints checkpoints_;
   std::vector<std::string> inputs_;
+  bool saves_gradients_;  // still to do: those of the first step that is not skipped
   Run run_;
 };
 
@@ -225,18 +227,47 @@ Json result_json(const Run& run, const Trainer& trainer) {
                  {"time_ms", json_of(timing_of(run.times_ms))},
                  {"ranks", json_of(trainer.session().ranks())}};
   if (!run.evaluations.empty()) result["evals"] = evaluations;
+  if (run.stopped_by) result["stopped_after"] = run.done;
   return result;
 }
 
 void print_result(const Run& run, const Trainer& trainer, const TrainSettings& settings) {
   if (settings.json) return print_json(result_json(run, trainer));
-  if (run.losses.empty()) return void(std::printf("nothing is left to do\n"));
+  const bool exported = !settings.export_path.empty() && !run.stopped_by;
+  const auto print_export = [&] {
+    if (exported) std::printf("wrote %s\n", one_line(settings.export_path).c_str());
+  };
+  if (run.losses.empty()) return std::printf("nothing is left to do\n"), print_export();
   std::printf("first loss %.6g   after %zu steps: loss %.6g", run.losses.front(), run.losses.size(), run.losses.back());
   if (!run.evaluations.empty()) std::printf("   eval loss %.6g", run.evaluations.back().second);
   std::printf("   %.1f samples/s", result_json(run, trainer)["samples_per_s"].get<double>());
   if (run.skipped) std::printf("   %lld steps skipped", static_cast<long long>(run.skipped));
   std::printf("\n");
-  if (!settings.export_path.empty()) std::printf("wrote %s\n", settings.export_path.c_str());
+  print_export();
+}
+
+// The name of what is written to, where a file's temporary name was at fault.
+void write_export(const Model& model, const std::string& path) {
+  try {
+    write_model(model, path);
+  } catch (const Error& e) {
+    if (!e.file().starts_with(path)) throw;
+    throw Error(e.problem(), e.remedy(), e.code()).in_file(path);
+  }
+}
+
+int stopped(const Run& run, const TrainSettings& settings) {
+  std::fprintf(stderr, "fretsaw: stopped by %s after step %lld; go on with --resume %s\n", run.stopped_by == SIGINT ? "SIGINT" : "SIGTERM",
+               static_cast<long long>(run.done), one_line(settings.checkpoints).c_str());
+  constexpr int kOfSignals = 128;
+  return kOfSignals + run.stopped_by;
+}
+
+void note_idle_options(const TrainSettings& s, const DataSource& data, const TrainingPlan& plan) {
+  if (s.told.contains("--seed") && data.in_batches() && !plan.draws_masks)
+    std::fprintf(stderr, "note: --seed has nothing to do: batches come in their order, and the model draws no random numbers\n");
+  if (s.device == "cpu" && !s.devices.empty())
+    std::fprintf(stderr, "note: --devices has nothing to do on the CPU: every rank is a group of threads\n");
 }
 
 // Whether there is something to train with it.
@@ -251,44 +282,56 @@ bool save_plan(const TrainingPlan& plan, const TrainSettings& settings) {
   return !ends;
 }
 
-void run_command(TrainSettings settings) {
+// The exit code.
+int run_command(TrainSettings settings) {
   std::optional<Model> model;  // of a plan: what is asked for needs it
   TrainingPlan plan;
+  std::optional<Checkpoint> checkpoint;
+  std::set<std::string> taken;  // initializers, from the checkpoint
   if (fs::is_directory(settings.path)) {
     plan = open_training_plan(settings);
     check_train_settings(settings);
     if (!settings.export_path.empty() || !settings.eval.empty()) model = source_of(*plan.plan);
+    check_train_targets(settings, model ? files_of(*model) : std::vector<std::string>{plan.plan->source_file});
+    checkpoint = open_resumed(settings);
   } else {
     check_train_settings(settings);
     model = read_model(settings.path);
+    check_train_targets(settings, files_of(*model));
+    checkpoint = open_resumed(settings);
+    if (checkpoint) taken = take_initializers(*model, *checkpoint);
     plan = make_plan(*model, settings);
-    if (!save_plan(plan, settings)) return;
+    if (!save_plan(plan, settings)) return 0;
   }
   const std::unique_ptr<DataSource> data = open_data(settings.data, data_options(settings, plan));
-  std::vector<std::string> inputs;
-  for (const PlanInput& input : plan.plan->inputs) inputs.push_back(input.name);
-  check_names(*data, inputs);
+  check_inputs(*data, plan.plan->inputs);
   std::unique_ptr<Evaluation> evaluation;
   if (!settings.eval.empty()) evaluation = std::make_unique<Evaluation>(*model, settings, plan);
   for (const std::string& note : plan.plan->notes) std::fprintf(stderr, "note: %s\n", note.c_str());
+  note_idle_options(settings, *data, plan);
   const TrainerOptions options = trainer_options(settings, *plan.plan);
   Trainer trainer(std::move(plan), options);
-  const Run run = TrainingRun(trainer, *data, evaluation.get(), settings).run();
-  if (!settings.export_path.empty()) write_model(trained_model(*model, trainer), settings.export_path);
+  const int64_t first = checkpoint ? resume(trainer, *data, *checkpoint, taken) : 0;
+  TrainingRun training(trainer, *data, evaluation.get(), settings, first);
+  if (checkpoint) note_other_rates(*checkpoint, training.rate_total());
+  checkpoint.reset();
+  const Run run = training.run();
+  if (!settings.export_path.empty() && !run.stopped_by) write_export(trained_model(*model, trainer), settings.export_path);
   if (!settings.trace.empty()) write_trace(trainer.session().trace(), settings.trace);
   print_result(run, trainer, settings);
+  return run.stopped_by ? stopped(run, settings) : 0;
 }
 
 }  // namespace
 
-void add_train(CLI::App& app, Outcome&) {
+void add_train(CLI::App& app, Outcome& outcome) {
   auto settings = std::make_shared<TrainSettings>();
   CLI::App* command = app.add_subcommand("train", "Train a model");
   add_train_options(*command, *settings);
-  command->callback([settings, command] {
+  command->callback([settings, command, &outcome] {
     for (const CLI::Option* option : command->get_options())
       if (option->count() > 0) settings->told.insert(option->get_name());
-    run_command(*settings);
+    outcome.exit_code = run_command(*settings);
   });
 }
 

@@ -31,6 +31,10 @@ void make_batches_symbolic(Model& model, const std::map<std::string, int>& axes)
   make_batch_symbolic(model, facts);
 }
 
+bool has_axis(const PlanInput& input) {
+  return input.batch_axis >= 0 && (!input.type.shape || static_cast<size_t>(input.batch_axis) < input.type.shape->size());
+}
+
 double number_in(const TensorView& scalar) {
   if (scalar.dtype == DType::float32) return static_cast<double>(*scalar.as<float>());
   if (scalar.dtype == DType::float64) return *scalar.as<double>();
@@ -51,9 +55,7 @@ Evaluation::Evaluation(const Model& source, const TrainSettings& settings, const
   DataOptions options = data_options(settings, plan);
   options.shuffle = false, options.wrap = false;
   data_ = open_data(evaluation_data(settings.eval), options);
-  std::vector<std::string> names;
-  for (const PlanInput& input : inputs_) names.push_back(input.name);
-  check_names(*data_, names);
+  check_inputs(*data_, inputs_);
   if (!data_->in_batches() && settings.batch == 0)
     usage_error("--eval needs --batch for data that is no folder of batches", "say how many samples are run at once");
 }
@@ -70,7 +72,7 @@ Plan Evaluation::make_plan(const Trainer& trainer) {
   Model model = trained_model(source_, trainer);
   std::map<std::string, int> axes;
   for (const PlanInput& input : inputs_)
-    if (input.name != target_) axes[input.name] = input.batch_axis;
+    if (input.name != target_) axes[input.name] = has_axis(input) ? input.batch_axis : -1;
   run_passes(model, normalise_passes());
   infer_shapes(model);
   make_batches_symbolic(model, axes);

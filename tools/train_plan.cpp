@@ -3,10 +3,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "graph/errors.h"
 #include "graph/io.h"
+#include "graph/training/name_pattern.h"
 #include "graph/training/plan_graphs.h"
 #include "graph/training/training_plan_file.h"
 #include "tools/options.h"
@@ -22,6 +24,7 @@ using Options = std::map<std::string, std::string>;  // without the dashes; equa
 Options options_of_file(const TrainSettings& s) {
   const std::string memory = s.memory.empty() ? "" : std::to_string(parse_size_bytes("--memory", s.memory));
   return {{"zero", std::to_string(s.zero)},
+          {"bucket-mb", fmt::format("{}", s.bucket_mb)},
           {"recompute", s.recompute},
           {"precision", training_options(s).precision},
           {"memory", memory},
@@ -53,6 +56,35 @@ Options options_of_command(const TrainSettings& s) {
   return options;
 }
 
+// What training.json says must be what --save-plan can have written there.
+void check_options_of_file(const Options& options, const std::string& folder) {
+  const auto wrong = [&](const std::string& name, const std::string& what) {
+    return Error(fmt::format("field 'options.{}' {}", name, what), "the plan is damaged; partition the model again")
+        .in_file((fs::path(folder) / "training.json").string());
+  };
+  for (const auto& [name, value] : options_of_file({}))
+    if (!options.contains(name)) throw wrong(name, "is missing");
+  const auto check = [&](const std::string& name, const std::vector<std::string>& allowed) {
+    const std::string& value = options.at(name);
+    if (std::find(allowed.begin(), allowed.end(), value) == allowed.end())
+      throw wrong(name, fmt::format("is '{}', which is none of {}", one_line(value), join(allowed, ", ")));
+  };
+  check("zero", {"0", "1", "2", "3"});
+  check("recompute", {"none", "all", "auto"});
+  check("precision", {"fp32", "fp16", "bf16"});
+  check("sync-batch-norm", {"yes", "no"});
+  try {
+    if (!options.at("memory").empty()) parse_size_bytes("--memory", options.at("memory"));
+  } catch (const Error&) {
+    throw wrong("memory", fmt::format("is '{}', which is no size", one_line(options.at("memory"))));
+  }
+  for (const char* name : {"train", "freeze"}) try {
+      if (!options.at(name).empty()) split_patterns(options.at(name));
+    } catch (const Error& e) {
+      throw wrong(name, e.problem());
+    }
+}
+
 void refuse_other_values(const TrainSettings& settings, const Options& of_plan) {
   for (const auto& [name, value] : options_of_command(settings)) {
     const std::string& own = of_plan.at(name);
@@ -71,7 +103,7 @@ void take_options(TrainSettings& s, const Options& of_plan) {
   s.recompute = of_plan.at("recompute"), s.memory = of_plan.at("memory");
   s.train = of_plan.at("train"), s.freeze = of_plan.at("freeze");
   s.sync_batch_norm = of_plan.at("sync-batch-norm") == "yes";
-  s.shapes.clear();                                                            // they are in the graphs
+  s.shapes.clear();                                                            // they are in the graphs, as buckets are
   if (!s.told.contains("--precision")) s.precision = of_plan.at("precision");  // tf32 and fp32 share their graphs
 }
 
@@ -87,10 +119,7 @@ TrainingPlan open_training_plan(TrainSettings& settings) {
         .in_file(folder);
   TrainingPlanFile file = read_training_plan(folder);
   const Options options = options_of_plan(file);
-  for (const auto& [name, value] : options_of_file({}))
-    if (!options.contains(name))
-      throw Error(fmt::format("field 'options.{}' is missing", name), "the plan is damaged; partition the model again")
-          .in_file((fs::path(folder) / "training.json").string());
+  check_options_of_file(options, folder);
   refuse_other_values(settings, options);
   take_options(settings, options);
   return std::move(file.training);

@@ -2,9 +2,12 @@
 #include "tools/train_settings.h"
 
 #include <CLI/App.hpp>
+#include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "graph/training/name_pattern.h"
+#include "kernels/cuda/devices.h"
 #include "runtime/evaluate.h"
 #include "runtime/training/checkpoint.h"
 #include "tools/execution.h"
@@ -35,6 +38,31 @@ void check_data(const TrainSettings& s) {
       usage_error("--data is missing", "name a folder of batches, of .npy arrays, or a file of tokens");
 }
 
+// The figures of the first GPU's kind, or of the one that is nearest to it.
+std::string target_of_gpu() {
+  const std::vector<CudaDevice> devices = cuda_devices();
+  return !devices.empty() && devices[0].name.find("H100") != std::string::npos ? "h100" : "h200";
+}
+
+DType token_type(const Type& type) {
+  return type.is_tensor() && type.dtype == DType::int32 ? DType::int32 : DType::int64;
+}
+
+// Numbers that are told, but say nothing.
+void check_numbers(const TrainSettings& s) {
+  const auto check = [&](const std::string& option, int64_t value) {
+    if (s.told.contains(option) && value < 1)
+      usage_error(option + " " + std::to_string(value) + " is below 1", "leave it out, or give a number above 0");
+  };
+  check("--steps", s.steps), check("--epochs", s.epochs), check("--batch", s.batch), check("--sequence", s.sequence);
+  if (s.steps > 0 && s.epochs > 0) usage_error("--steps and --epochs both say how long to train", "keep one of them");
+  if (!std::isfinite(s.clip)) usage_error("--clip is no finite number", "leave it out, or give the largest norm");
+  if (s.told.contains("--keep") && s.checkpoints.empty())
+    usage_error("--keep says how many checkpoints stay, and --checkpoint is missing", "add --checkpoint DIR, or leave --keep out");
+  if (s.overwrite && s.save_plan.empty())
+    usage_error("--overwrite replaces what --save-plan finds, and --save-plan is missing", "add --save-plan DIR, or leave --overwrite out");
+}
+
 void add_model_options(CLI::App& c, TrainSettings& s) {
   c.add_option("model", s.path, "An ONNX file, or a plan that --save-plan wrote")->required();
   add_repeated(c, "--shape", s.shapes, "NAME=D,D,...: fix an input's dimensions");
@@ -53,7 +81,7 @@ void add_data_options(CLI::App& c, TrainSettings& s) {
   c.add_option("--sequence", s.sequence, "Tokens of a sample, of token files");
   c.add_option("--steps", s.steps, "Updates to make");
   c.add_option("--epochs", s.epochs, "Times through the data, where --steps is not given");
-  c.add_option("--seed", s.seed, "Of the order of samples");
+  c.add_option("--seed", s.seed, "Of the order of samples and of random numbers; a run that is resumed keeps its own");
   c.add_option("--eval", s.eval, "DIR or FILE: other data, on which the loss is measured; of nanoGPT's folder its val.bin");
   c.add_option("--eval-every", s.eval_every, "Steps between evaluations (without it: after the last step)");
 }
@@ -65,6 +93,8 @@ void add_cut_options(CLI::App& c, TrainSettings& s) {
   c.add_option("--micro-batches", s.micro_batches, "Parts a data rank's batch is run in")->check(CLI::Range(1, 1 << 20));
   c.add_option("--zero", s.zero, "Divided over data ranks: 1 what the optimizer keeps, 2 and gradients, 3 and parameters")
       ->check(CLI::Range(0, 3));
+  c.add_option("--bucket-mb", s.bucket_mb, "MiB of gradients that ranks add up in one exchange, beside the backward pass")
+      ->check(CLI::PositiveNumber);
   c.add_option("--recompute", s.recompute, "What the backward pass computes once more: none, all, or auto (as memory asks for)");
   c.add_option("--precision", s.precision, "fp32, tf32, fp16 or bf16: what forward and backward compute in; parameters stay float32");
   c.add_option("--memory", s.memory, "SIZE: the memory of one device, as 8GiB");
@@ -79,9 +109,10 @@ void add_run_options(CLI::App& c, TrainSettings& s) {
   c.add_option("--threads", s.threads, "Cores for each CPU rank")->check(CLI::Range(1, 4096));
   c.add_option("--trace", s.trace, "Write a Chrome trace of the last step to this file");
   c.add_flag("--detect-anomaly", s.detect_anomaly, "Stop at the first node whose output is not finite, and name it");
-  c.add_option("--save-gradients", s.save_gradients, "DIR: the first step's gradients, K.pb with the parameter's name");
+  c.add_option("--save-gradients", s.save_gradients,
+               "DIR: the gradients of the first step that is not skipped, K.pb with the parameter's name");
   c.add_option("--export", s.export_path, "FILE.onnx: the trained model, for inference");
-  c.add_option("--log", s.log, "FILE.jsonl: a line for each step");
+  c.add_option("--log", s.log, "FILE.jsonl: a line for each step; --resume adds to it");
   c.add_option("--checkpoint", s.checkpoints, "DIR: checkpoints, at the end and every so many steps");
   c.add_option("--every", s.every, "Steps between checkpoints");
   c.add_option("--keep", s.keep, "The newest checkpoints that stay; 0: all");
@@ -99,6 +130,7 @@ void add_train_options(CLI::App& command, TrainSettings& settings) {
 }
 
 void check_train_settings(const TrainSettings& s) {
+  check_numbers(s);
   check_checkpoints(s);
   check_data(s);
   check_word("--precision", s.precision, {"fp32", "tf32", "fp16", "bf16"}, "fp32, tf32, fp16 or bf16");
@@ -107,8 +139,7 @@ void check_train_settings(const TrainSettings& s) {
     usage_error("--chunks has nothing to do in the schedule '" + s.schedule + "'", "add --schedule interleaved, or leave --chunks out");
   if (s.eval_every != 0 && s.eval.empty())
     usage_error("--eval-every says how often, and --eval is missing", "add --eval DIR, or leave --eval-every out");
-  if (s.eval_every < 0 || s.steps < 0 || s.epochs < 0 || s.batch < 0 || s.sequence < 0)
-    usage_error("--eval-every, --steps, --epochs, --batch or --sequence is below 0", "leave it out, or give a number above 0");
+  if (s.eval_every < 0) usage_error("--eval-every is below 0", "leave it out, or give a number above 0");
   check_device(s.device);
 }
 
@@ -119,6 +150,7 @@ PartitionOptions partition_options(const TrainSettings& s) {
   options.schedule = s.schedule;
   options.shapes = parse_shapes(s.shapes);
   if (!s.memory.empty()) options.memory_bytes = parse_size_bytes("--memory", s.memory);
+  if (s.device == "cuda") options.target = target_of_gpu();
   return options;
 }
 
@@ -131,6 +163,7 @@ TrainingOptions training_options(const TrainSettings& s) {
   options.chunks = s.chunks.value_or(s.schedule == "interleaved" ? kInterleavedChunks : 1);
   options.zero = s.zero;
   options.recompute = s.recompute;
+  options.bucket_mb = s.bucket_mb;
   options.precision = s.precision == "tf32" ? "fp32" : s.precision;  // tf32 is a way of multiplying: the session's
   options.evaluate = evaluate_on_constants;
   if (!s.train.empty()) options.train = split_patterns(s.train);
@@ -151,6 +184,7 @@ SessionOptions session_options(const TrainSettings& s, const Plan& plan) {
 TrainerOptions trainer_options(const TrainSettings& s, const Plan& plan) {
   TrainerOptions options;
   options.session = session_options(s, plan);
+  options.session.random_seed = s.seed;
   options.loss = parse_loss(s.loss);
   options.clip = s.clip;
   return options;
@@ -159,12 +193,42 @@ TrainerOptions trainer_options(const TrainSettings& s, const Plan& plan) {
 DataOptions data_options(const TrainSettings& s, const TrainingPlan& plan) {
   DataOptions options;
   options.seed = s.seed, options.sequence = s.sequence;
-  std::vector<std::string> inputs;
-  for (const PlanInput& input : plan.plan->inputs)
-    if (input.name != plan.target) inputs.push_back(input.name);
-  if (inputs.size() == 1) options.tokens = inputs[0];
-  if (!plan.target.empty()) options.next_tokens = plan.target;
+  std::vector<const PlanInput*> inputs;
+  for (const PlanInput& input : plan.plan->inputs) {
+    options.inputs.push_back(input.name);
+    if (input.name != plan.target) inputs.push_back(&input);
+    if (input.name == plan.target) options.next_tokens = input.name, options.next_type = token_type(input.type);
+  }
+  if (inputs.size() == 1) options.tokens = inputs[0]->name, options.token_type = token_type(inputs[0]->type);
   return options;
+}
+
+void check_inputs(const DataSource& data, const std::vector<PlanInput>& inputs) {
+  std::vector<std::string> names;
+  std::map<std::string, DType> types;
+  for (const PlanInput& input : inputs) {
+    names.push_back(input.name);
+    if (input.type.is_tensor()) types[input.name] = input.type.dtype;
+  }
+  check_names(data, names);
+  check_types(data, types);
+}
+
+std::map<std::string, Dims> batch_dims(const TrainSettings& s, const Model& model) {
+  std::map<std::string, Dims> dims;
+  if (s.data.empty()) return dims;
+  DataOptions options;
+  options.sequence = s.sequence;
+  for (const Value* v : model.graph->inputs)
+    if (!v->is_constant()) options.inputs.push_back(v->name);
+  if (options.inputs.size() == 1) options.tokens = options.inputs[0];
+  if (options.tokens == options.next_tokens) options.next_tokens += "_next";
+  const std::unique_ptr<DataSource> data = open_data(s.data, options);
+  const std::vector<std::string> names = data->names();
+  if (!data->in_batches() && s.batch == 0) return dims;
+  for (const std::string& input : options.inputs)
+    if (std::find(names.begin(), names.end(), input) != names.end()) dims[input] = data->look(input, s.batch).dims;
+  return dims;
 }
 
 }  // namespace fretsaw

@@ -1,5 +1,6 @@
 // What the command train was told, and the options of the parts that it goes to.
 #pragma once
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -24,7 +25,7 @@ struct TrainSettings {
   int64_t every = 0, eval_every = 0;
   int zero = 0, keep = 3, micro_batches = 1, threads = 0;
   int64_t batch = 0, steps = 0, epochs = 0, sequence = 0;
-  double clip = 0;
+  double clip = 0, bucket_mb = 25;
   uint64_t seed = 0;
   bool json = false, sync_batch_norm = false, detect_anomaly = false, overwrite = false;
   std::set<std::string> told;  // the options that the command line has, as "--mesh"
@@ -39,5 +40,9 @@ SessionOptions session_options(const TrainSettings& settings, const Plan& plan);
 TrainerOptions trainer_options(const TrainSettings& settings, const Plan& plan);
 // Tokens go to the model's one input, and the next ones to the loss's target.
 DataOptions data_options(const TrainSettings& settings, const TrainingPlan& plan);
+// Throws Error naming an input that the data has nothing for, or a file of another type.
+void check_inputs(const DataSource& data, const std::vector<PlanInput>& inputs);
+// Of the model's inputs in a batch, where the data tells; nothing without data.
+std::map<std::string, Dims> batch_dims(const TrainSettings& settings, const Model& model);
 
 }  // namespace fretsaw
