@@ -75,6 +75,15 @@ CommandResult CommandTest::fretsaw_killed(const std::vector<std::string>& argume
   return result_of(process);
 }
 
+CommandResult CommandTest::fretsaw_signalled(const std::vector<std::string>& arguments, int signal, const std::string& file) const {
+  const int process = start(arguments);
+  siginfo_t ended{};
+  while (!fs::exists(file) && waitid(P_PID, static_cast<id_t>(process), &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid == 0)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  kill(process, signal);
+  return result_of(process);
+}
+
 Model CommandTest::mlp(int64_t batch, int64_t hidden) {
   Model model;
   model.ir_version = 10;

@@ -24,6 +24,8 @@ class CommandTest : public testing::Test {
   CommandResult fretsaw(const std::vector<std::string>& arguments) const;
   // The same, killed after so many milliseconds unless it ended before.
   CommandResult fretsaw_killed(const std::vector<std::string>& arguments, int after_ms) const;
+  // The same, sent a signal as soon as `file` is there.
+  CommandResult fretsaw_signalled(const std::vector<std::string>& arguments, int signal, const std::string& file) const;
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
 
   // x: float32[BATCH, 4] -> MatMul w1 [4, HIDDEN] -> h -> Relu -> r -> MatMul w2 [HIDDEN, 2] -> y. BATCH 0 is symbolic ("batch").

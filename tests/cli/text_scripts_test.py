@@ -1,4 +1,5 @@
 """The README's way from a text to a model that continues it, in small: text_tokens.py, train, generate_text.py."""
+import json
 import math
 import pathlib
 import subprocess
@@ -41,3 +42,27 @@ with tempfile.TemporaryDirectory() as name:
     prompt = "the GNU General "  # as long as the model's sequences
     made = script("generate_text.py", trained, prompt, "--bytes", 3, "--samples", 2, "--context", 16, "--fretsaw", COMMAND)
     assert made.count(prompt) == 2, made
+    likeliest = [script("generate_text.py", trained, prompt, "--bytes", 2, "--samples", 1, "--context", 16, "--temperature", 0, "--seed", seed,
+                        "--fretsaw", COMMAND) for seed in (1, 2)]
+    assert likeliest[0] == likeliest[1], likeliest
+    assert not list((folder / "data").glob("*.part*"))
+
+
+# A trace in which many short spans of one letter take most of a cell, and files that are no traces.
+def refused(*arguments: object) -> str:
+    done = subprocess.run([sys.executable, str(ROOT / "scripts" / "trace_picture.py"), *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == 2, done
+    return done.stderr
+
+
+with tempfile.TemporaryDirectory() as name:
+    trace = pathlib.Path(name, "trace.json")
+    events = [("F", 0, 10), ("B", 10, 14), *(("W", 14 + 2 * k, 16 + 2 * k) for k in range(3)), ("B", 20, 40)]
+    kinds = {"F": "forward", "B": "backward", "W": "weights"}
+    trace.write_text(json.dumps({"traceEvents": [{"ph": "X", "cat": kinds[letter], "tid": 0, "ts": begin, "dur": end - begin, "name": "x"}
+                                                 for letter, begin, end in events]}))
+    picture = script("trace_picture.py", trace, "--cells", 4).splitlines()[0].split()
+    assert picture[2][:2] == "FW", picture
+    assert "--cells" in refused(trace, "--cells", 0)
+    trace.write_text("[]")
+    assert "traceEvents" in refused(trace)

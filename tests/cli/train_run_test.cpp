@@ -15,6 +15,7 @@
 namespace fretsaw {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Arguments = std::vector<std::string>;
 
@@ -74,7 +75,7 @@ TEST_F(CommandTest, TrainCountsEpochs) {
   EXPECT_EQ(losses({"--batch", "4", "--epochs", "2"}).size(), 5u);  // 20 samples
   EXPECT_EQ(losses({"--batch", "4", "--epochs", "1"}).size(), 3u);
   EXPECT_EQ(losses({"--batch", "4"}).size(), 3u);
-  EXPECT_EQ(losses({"--batch", "4", "--epochs", "2", "--steps", "7"}).size(), 7u);
+  EXPECT_EQ(losses({"--batch", "4", "--steps", "7"}).size(), 7u);
   const std::vector<double> one = losses({"--batch", "1", "--epochs", "2"}), other = losses({"--batch", "1", "--seed", "1"});
   ASSERT_EQ(one.size(), 20u);
   const std::vector<double> first(one.begin(), one.begin() + 10), second(one.begin() + 10, one.end());
@@ -101,7 +102,7 @@ TEST_F(CommandTest, TrainFindsTheFirstNodeThatIsNotFinite) {
   };
   for (const Arguments& more : {Arguments(), mesh}) {
     const std::string text = error(path("root.onnx"), more + Arguments{"--detect-anomaly"});
-    EXPECT_THAT(text, HasSubstr("step 0, rank "));
+    EXPECT_THAT(text, AllOf(HasSubstr("step 0, rank "), HasSubstr("root.onnx")));
     EXPECT_THAT(text, HasSubstr("in the backward pass of node 'root'"));
   }
   const CommandResult without =  // Relu's gradient is 0 there
@@ -202,6 +203,16 @@ TEST_F(CommandTest, TrainChecksItsOptions) {
   EXPECT_THAT(error({"--every", "3"}), HasSubstr("--checkpoint"));
   EXPECT_THAT(error({"--zero", "4"}), HasSubstr("--zero"));
   EXPECT_THAT(error({"--memory", "much"}), HasSubstr("--memory"));
+  EXPECT_THAT(error({"--steps", "0"}), HasSubstr("--steps 0"));
+  EXPECT_THAT(error({"--epochs", "0"}), HasSubstr("--epochs 0"));
+  EXPECT_THAT(error({"--steps", "2", "--epochs", "2"}), HasSubstr("keep one"));
+  EXPECT_THAT(error({"--epochs", "9223372036854775807"}), HasSubstr("too large"));
+  EXPECT_THAT(error({"--clip", "nan"}), HasSubstr("--clip"));
+  EXPECT_THAT(error({"--keep", "2"}), HasSubstr("--checkpoint"));
+  EXPECT_THAT(error({"--overwrite"}), HasSubstr("--save-plan"));
+  EXPECT_THAT(error({"--freeze", "v1*"}), AllOf(HasSubstr("'v1*'"), HasSubstr("'w1'")));
+  EXPECT_THAT(error({"--train", "w1|w9"}), HasSubstr("'w9'"));
+  EXPECT_THAT(error({"--optimizer", "adamw:no_decay=1d|*.bias"}), HasSubstr("'*.bias'"));
 }
 
 }  // namespace

@@ -240,8 +240,9 @@ TEST(SinkReshapes, LeavesOthers) {
       {"p = Gemm(r, w) l = Relu(p) s = Reshape(p, full) t = Relu(s) k = Reshape(l, full) y = Add(t, k)",  // the rows are used elsewhere
        "Reshape Gemm Relu Reshape Relu Reshape Add"},
       {"a = Relu(x) c = Reshape(a, flat) p = MatMul(c, w) y = Reshape(p, full)", "Relu Reshape MatMul Reshape"},  // before the product
+      {"p = Gemm(r, w) s = Reshape(p, full) d = Tanh(z) y = Mul(s, d)", "Reshape Gemm Reshape Tanh Mul"},  // a step beside the product
   };
-  for (const auto& [body, expected] : cases) EXPECT_EQ(ops(*rows_model(body).graph), expected);
+  for (const auto& [body, expected] : cases) EXPECT_EQ(ops(*rows_model(body, ", float[2,3,4] z").graph), expected);
 }
 
 TEST(MeansToPoolings, OverAllCells) {

@@ -55,6 +55,15 @@ std::vector<GradientCase> contraction_gradient_cases() {
       {"...ij,jk->...ik", {{2, 2, 3, 4}, {4, 5}}},
       {"...ij,jk->...ik", {{3, 4}, {4, 5}}},
       {"i...,i->...", {{3, 2, 2}, {3}}},
+      // Sizes of 1 broadcast, under a label and in the ellipsis; beside them labels of one operand alone.
+      {"bij,bjk->bik", {{1, 3, 4}, {2, 4, 5}}},
+      {"bij,bjk->bik", {{2, 3, 4}, {1, 4, 5}}},
+      {"bij,bjk->ik", {{1, 3, 4}, {2, 4, 5}}},
+      {"bij,b->i", {{1, 3, 4}, {2}}},
+      {"bij,b->i", {{2, 3, 4}, {1}}},
+      {"...ij,...jk->...ik", {{1, 2, 3}, {4, 3, 2}}},
+      {"...ij,...jk->...ik", {{4, 2, 3}, {1, 3, 2}}},
+      {"...ij,...jk->...ik", {{5, 1, 2, 3}, {1, 4, 3, 2}}},
   };
   for (const auto& [equation, shapes] : equations) {
     GradientCase c{.op = "Einsum", .attributes = {{"equation", std::string(equation)}}};
@@ -130,6 +139,8 @@ std::vector<GradientCase> pooling_gradient_cases() {
     cases.push_back({.op = op, .inputs = {x({2, 3, 4})}});
   }
   cases.push_back({.op = "GlobalLpPool", .inputs = {x({2, 3, 4})}, .attributes = {{"p", int64_t{3}}}});
+  cases.push_back({.op = "GlobalLpPool", .inputs = {x({1, 2, 4}, 300, 600)}, .attributes = {{"p", int64_t{3}}}});
+  cases.push_back({.op = "GlobalAveragePool", .inputs = {x({1, 2, 300, 300})}});
   cases.push_back({.op = "MaxUnpool",
                    .inputs = {x({1, 1, 2, 2}), tensor_of({1, 1, 2, 2}, Ints{1, 6, 8, 15})},
                    .attributes = {{"kernel_shape", Ints{2, 2}}, {"strides", Ints{2, 2}}}});

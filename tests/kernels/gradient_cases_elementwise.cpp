@@ -49,6 +49,10 @@ std::vector<GradientCase> unary_gradient_cases() {
   cases.push_back({.op = "Selu", .inputs = {x({9})}, .attributes = {{"alpha", 0.7F}, {"gamma", 1.3F}}});
   cases.push_back({.op = "Shrink", .inputs = {x({9})}, .attributes = {{"lambd", 0.9F}, {"bias", 0.4F}}});
   cases.push_back({.op = "Tanh", .inputs = {x({})}});
+  // Far out, where float16 does not hold x^2.
+  cases.push_back({.op = "Gelu",
+                   .inputs = {tensor_of({6}, std::vector<double>{1, -3, 300, -300, 60000, -60000})},
+                   .attributes = {{"approximate", std::string("tanh")}}});
   return cases;
 }
 
@@ -76,6 +80,9 @@ std::vector<GradientCase> broadcasting_gradient_cases() {
   cases.push_back({.op = "Pow", .inputs = {x({2, 3}, 0.3, 2), tensor_of({}, std::vector<float>{0.5F})}});
   cases.push_back({.op = "Pow", .inputs = {x({2, 3}, 0.3, 2), tensor_of({}, std::vector<float>{-1.5F})}});
   cases.push_back({.op = "Pow", .inputs = {x({2, 3}), tensor_of({3}, std::vector<int64_t>{0, 2, 3})}});
+  const RuntimeValue with_zeros = tensor_of({4}, std::vector<double>{0, 1, -2, 0});
+  cases.push_back({.op = "Pow", .inputs = {with_zeros, tensor_of({}, std::vector<int64_t>{0})}});
+  cases.push_back({.op = "Pow", .inputs = {with_zeros, tensor_of({}, std::vector<float>{0})}});
   const RuntimeValue flags = tensor_of({2, 1}, std::vector<bool>{true, false});
   cases.push_back({.op = "Where", .inputs = {flags, x({2, 3}), x({3})}});
   cases.push_back({.op = "Where", .inputs = {flags, x({3}), x({})}});
@@ -115,6 +122,11 @@ std::vector<GradientCase> reduction_gradient_cases() {
     cases.push_back({.op = op, .inputs = {random({2, 3, 4}), ints({1})}, .attributes = drop, .fed = {1}});
     cases.push_back({.op = op, .inputs = {random({2, 3, 4}), ints({1, 2})}, .fed = {1}});
   }
+  // Beyond what float16 holds: counts, products of g and x, and sums.
+  cases.push_back({.op = "ReduceMean", .inputs = {x({300, 300})}});
+  cases.push_back({.op = "ReduceMean", .inputs = {x({2, 90000}), ints({1})}, .attributes = drop});
+  cases.push_back({.op = "ReduceL2", .inputs = {tensor_of({2}, std::vector<double>{50000, 100})}, .least = 1.4});
+  cases.push_back({.op = "ReduceLogSum", .inputs = {x({40}, 4000, 6000)}});
   return cases;
 }
 

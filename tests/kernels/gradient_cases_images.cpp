@@ -65,7 +65,8 @@ std::vector<GradientCase> attention_gradient_cases() {
   const std::vector<Attribute> four_for_two = {{"q_num_heads", int64_t{4}}, {"kv_num_heads", int64_t{2}}};
   cases.push_back(
       {.op = "Attention", .inputs = {x({2, 3, 16}), x({2, 5, 8}), x({2, 5, 12})}, .attributes = four_for_two, .symbolic = false});
-  // A query that sees no key (ONNX's function, which float32 takes, knows no such), keys beyond the mask, masks of each head and sample.
+  // A query that sees no key, or has none (ONNX's function, which float32 takes, knows no such), keys beyond the mask, masks of each head
+  // and sample.
   const RuntimeValue hidden =
       tensor_of({3, 4}, std::vector<bool>{true, false, true, true, false, false, false, false, true, true, false, true});
   cases.push_back({.op = "Attention", .inputs = {x({1, 2, 3, 4}), x({1, 2, 4, 4}), x({1, 2, 4, 4}), hidden}, .narrow = false});
@@ -78,6 +79,7 @@ std::vector<GradientCase> attention_gradient_cases() {
                    .inputs = {x({1, 2, 6, 4}), x({1, 2, 6, 4}), x({1, 2, 6, 4})},
                    .attributes = {{"left_window_size", int64_t{2}}, {"right_window_size", int64_t{1}}}});
   cases.push_back({.op = "Attention", .inputs = {x({1, 2, 3, 4}), x({1, 2, 5, 4}), x({1, 2, 5, 4})}, .frozen = {0, 2}});
+  cases.push_back({.op = "Attention", .inputs = {x({1, 2, 3, 4}), x({1, 2, 0, 4}), x({1, 2, 0, 4})}, .narrow = false});
   cases.push_back({.op = "Attention", .inputs = {x({1, 2, 3, 4}), x({1, 2, 5, 4}), x({1, 2, 5, 4})}, .frozen = {1}});
   return cases;
 }

@@ -28,6 +28,10 @@ void add_reshapes(std::vector<GradientCase>& cases, Draw& x) {
   cases.push_back({.op = "Expand", .inputs = {x({1, 4}), ints({3, 1})}});
   cases.push_back({.op = "Tile", .inputs = {x({2, 3}), ints({3, 2})}});
   cases.push_back({.op = "Tile", .inputs = {x({2, 3}), ints({1, 2})}, .fed = {1}});
+  // A size of 0 is one.
+  cases.push_back({.op = "Reshape", .inputs = {x({0, 3}), ints({3, 0})}, .attributes = {{"allowzero", int64_t{1}}}});
+  cases.push_back({.op = "Flatten", .inputs = {x({2, 0, 3})}});
+  cases.push_back({.op = "Tile", .inputs = {x({0, 3}), ints({2, 2})}});
 }
 
 void add_joins(std::vector<GradientCase>& cases, Draw& x) {
@@ -59,6 +63,8 @@ void add_slices(std::vector<GradientCase>& cases, Draw& x) {
                    .fed = {1, 2}});
   cases.push_back({.op = "Pad", .inputs = {x({3, 4}), ints({1, 0, 2, 3})}});
   cases.push_back({.op = "Pad", .inputs = {x({3, 4}), ints({1, -1, 0, 2}), x({})}});
+  cases.push_back({.op = "Pad", .inputs = {x({100, 100}), ints({1, 0, 0, 0}), x({})}});
+  cases.push_back({.op = "Pad", .inputs = {x({3, 4}), ints({2, 1}), x({1}), ints({-1})}, .fed = {1}});
   cases.push_back({.op = "Pad", .inputs = {x({3, 4}), ints({2, 1}), nothing(), ints({-1})}});
   cases.push_back({.op = "Pad", .inputs = {x({3, 4}), ints({1, 0, 2, 3})}, .fed = {1}});
   for (const char* mode : {"reflect", "edge", "wrap"}) {
@@ -91,6 +97,10 @@ std::vector<GradientCase> indexing_gradient_cases() {
   const RuntimeValue columns = tensor_of({2, 3}, Ints{0, 0, 2, -1, 1, 1});
   cases.push_back({.op = "GatherElements", .inputs = {x({2, 4}), columns}, .attributes = {{"axis", int64_t{1}}}});
   cases.push_back({.op = "GatherND", .inputs = {x({2, 3, 4}), tensor_of({3, 2}, Ints{0, 1, 1, 2, 0, 1})}});
+  // More to one place than 16 bits can add up one by one.
+  const RuntimeValue many = tensor_of({6000}, Ints(6000, 1)), many_rows = tensor_of({6000, 1}, Ints(6000, 1));
+  cases.push_back({.op = "GatherElements", .inputs = {x({6001}), many}});
+  cases.push_back({.op = "GatherND", .inputs = {x({2}), many_rows}});
   const RuntimeValue distinct = tensor_of({2, 2}, Ints{0, 2, 3, 1});
   for (const char* reduction : {"none", "add"}) {
     const std::vector<Attribute> how = {{"axis", int64_t{1}}, {"reduction", std::string(reduction)}};

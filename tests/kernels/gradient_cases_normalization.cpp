@@ -40,6 +40,23 @@ std::vector<GradientCase> normalization_gradient_cases() {
   cases.push_back({.op = "MeanVarianceNormalization", .inputs = {x({4, 3})}, .attributes = {{"axes", Ints{0}}}});
   for (int64_t p : {1, 2})
     cases.push_back({.op = "LpNormalization", .inputs = {x({2, 3, 4})}, .attributes = {{"p", p}, {"axis", int64_t{1}}}});
+  // Of statistics in another type than X.
+  const auto row = [](float first) { return tensor_of({3}, std::vector<float>{first, 0.7F, 1.3F}); };
+  cases.push_back({.op = "BatchNormalization", .inputs = {x({4, 3, 5}), row(0.4F), row(-0.2F), row(0.1F), row(0.9F)}});
+  cases.push_back({.op = "BatchNormalization", .inputs = {x({4, 3, 5}), x({3}), x({3}), row(0.1F), row(0.9F)}});
+  // No samples.
+  cases.push_back({.op = "BatchNormalization",
+                   .inputs = {x({0, 3, 2}), x({3}), x({3}), x({3}), x({3}, 0.5, 2)},
+                   .attributes = {{"training_mode", int64_t{1}}},
+                   .outputs = 3,
+                   .in_loss = 1,
+                   .frozen = {3, 4}});
+  cases.push_back({.op = "GroupNormalization", .inputs = {x({0, 6, 3}), x({6}), x({6})}, .attributes = {{"num_groups", int64_t{3}}}});
+  cases.push_back({.op = "InstanceNormalization", .inputs = {x({0, 6, 3}), x({6}), x({6})}});
+  cases.push_back({.op = "LRN", .inputs = {x({0, 5, 3})}, .attributes = {{"size", int64_t{3}}}});
+  // Gradients that nearly cancel, in 16 bits. (What bfloat16 leaves of y is too little for that.)
+  cases.push_back({.op = "MeanVarianceNormalization", .inputs = {x({2, 3, 2, 2})}, .coarse = false, .least = 300, .most = 303});
+  cases.push_back({.op = "LpNormalization", .inputs = {x({2, 8}, 1, 1.01)}, .coarse = false, .least = 300, .most = 303});
   for (int64_t size : {1, 3, 4})
     cases.push_back(
         {.op = "LRN", .inputs = {x({2, 5, 3, 2})}, .attributes = {{"size", size}, {"alpha", 0.3F}, {"beta", 0.6F}, {"bias", 1.5F}}});
@@ -53,6 +70,9 @@ std::vector<GradientCase> loss_gradient_cases() {
     for (int64_t axis : {-1, 0, 1}) cases.push_back({.op = op, .inputs = {x({2, 3, 4})}, .attributes = {{"axis", axis}}});
     cases.push_back({.op = op, .inputs = {x({5})}});
   }
+  // Gradients that nearly cancel, likewise, and a sum that float16 does not hold.
+  cases.push_back({.op = "Softmax", .inputs = {x({2, 9})}, .coarse = false, .least = 300, .most = 303});
+  cases.push_back({.op = "LogSoftmax", .inputs = {x({1, 70000})}});
   cases.push_back({.op = "Hardmax", .inputs = {x({2, 4})}});
   const RuntimeValue labels = tensor_of({4}, Ints{2, 0, 1, 2}), deep = tensor_of({2, 3}, std::vector<int32_t>{2, 0, 1, -1, 1, 0});
   for (const char* op : {"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"}) {

@@ -251,6 +251,24 @@ TEST(GradientsOnDevice, OfRowsOfAllLengths) {
   }
 }
 
+// As many that blocks go through several of them, or too few for all blocks.
+TEST(GradientsOnDevice, OfScalesOfManyRows) {
+  if (!any_device()) GTEST_SKIP() << "no device";
+  struct Rows {
+    int64_t rows, n;
+  };
+  for (const Rows& c : {Rows{7001, 768}, Rows{6337, 1024}, Rows{3, 768}, Rows{1, 64}, Rows{20011, 8}, Rows{20011, 40}, Rows{7001, 100},
+                        Rows{1500, 1500}, Rows{1000, 2056}, Rows{600, 7168}, Rows{300, 8200}}) {
+    for (DType type : kFloatTypes) {
+      const Dims dims = {c.rows, c.n};
+      const RuntimeValue dy = numbers(type, dims, -1, 1, 1), x = numbers(type, dims, -2, 3, 2);
+      const Tolerance sums = {norm_tolerance(type).relative, norm_tolerance(type).absolute + sums_of(type, c.rows).absolute};
+      for (const char* op : {"LayerNormalizationGradScale", "RMSNormalizationGradScale"})
+        expect_same_on_device(gradient(op, {dy, x}, {attribute("epsilon", 0.01f)}), sums);
+    }
+  }
+}
+
 TEST(GradientsOnDevice, OfGatherAddUpWhatOneRowIsAskedFor) {
   if (!any_device()) GTEST_SKIP() << "no device";
   struct GatherCase {
@@ -280,6 +298,12 @@ TEST(GradientsOnDevice, SumToOfBroadcastOperands) {
     const RuntimeValue x = numbers(type, {6, 5, 4, 16});
     for (const Dims& shape : {Dims{6, 5, 4, 16}, Dims{5, 1, 16}, Dims{1, 1, 4, 1}, Dims{16}, Dims{1}, Dims{}, Dims{6, 1, 4, 1}})
       expect_same_on_device(gradient("SumTo", {x, int_list(shape)}, {}, 1, {1}), sums_of(type, 1920));
+    // Columns, of whole packs and others.
+    for (int64_t n : {96, 1003}) {
+      const RuntimeValue rows = numbers(type, {8, 130, n});
+      for (const Dims& shape : {Dims{n}, Dims{1, n}, Dims{1, 1, n}, Dims{130, n}, Dims{130, 1}})
+        expect_same_on_device(gradient("SumTo", {rows, int_list(shape)}, {}, 1, {1}), sums_of(type, 1040));
+    }
   }
 }
 

@@ -120,7 +120,8 @@ TEST(GradientRules, EveryRuleIsInATable) {
 }
 
 TEST(GradientRules, EveryGradientOperatorIsMade) {
-  for (const auto& [name, table] : kTables) failures(table());
+  for (const auto& [name, table] : kTables)
+    for (const GradientCase& c : table()) note_gradient_operators(c);
   for (const OperatorRecord& record : all_operators()) {
     if (record.name.find("Grad") == std::string::npos && record.name != "SumTo") continue;
     if (record.name == "CrossEntropyGrad") continue;  // of float32 only: tests/runtime/training_meshes_test.cpp

@@ -41,6 +41,54 @@ TEST(ReductionsOnDevice, EveryWayThroughTheKernels) {
   }
 }
 
+// Leading axes: columns that are summed by one kernel or by two, and those that the kernels for any shape sum.
+TEST(ReductionsOnDevice, Columns) {
+  if (!any_device()) GTEST_SKIP() << "no device";
+  const AxesCase cases[] = {
+      {{4099, 768}, {0}},            // in parts
+      {{16, 301, 2304}, {0, 1}},     // two axes
+      {{7, 1, 900, 1, 64}, {0, 2}},  // with others of one element between them
+      {{70001, 16}, {0}},            // two packs of a row, or four, or eight
+      {{9001, 24}, {0}},             // a number of packs that is no power of two
+      {{6500, 8}, {0}},              // one pack, or a few
+      {{191, 1000}, {0}},            // the most rows of one part
+      {{193, 1000}, {0}},
+      {{40, 140000}, {0}},  // many columns
+      {{32, 40}, {0}},      // as few rows as are taken
+      {{31, 40}, {0}},
+      {{1, 768}, {0}},
+      {{2000, 1004}, {0}},  // no whole packs in 16 bits
+      {{2000, 1003}, {0}},  // nor in more
+      {{0, 64}, {0}},
+      {{100, 0}, {0}},
+  };
+  for (const AxesCase& c : cases) {
+    for (DType type : kFloatTypes) {
+      // Numbers of both signs: their sums differ from column to column.
+      const RuntimeValue x = numbers(type, c.dims), axes = int_list(c.axes);
+      const double relative = tolerance_for(type).relative, absolute = type == DType::float64 ? 1e-9 : 2e-3;
+      const double each = static_cast<double>(count_of(c.dims)) / static_cast<double>(std::max<int64_t>(c.dims.back(), 1));
+      const double of_mean = absolute / std::max(each, 1.0) + (type == DType::float16 ? 1e-7 : 0);  // the distance of its smallest numbers
+      for (int64_t keep : {0, 1}) {
+        const std::vector<Attribute> attributes = {attribute("keepdims", keep)};
+        expect_same_on_device({"ReduceSum", {x, axes}, attributes, 1, {1}}, {relative, absolute});
+        expect_same_on_device({"ReduceMean", {x, axes}, attributes, 1, {1}}, {relative, of_mean});
+      }
+    }
+  }
+}
+
+TEST(ReductionsOnDevice, ColumnsOfInfinitiesAndNaN) {
+  if (!any_device()) GTEST_SKIP() << "no device";
+  for (DType type : kFloatTypes) {
+    std::vector<double> values = spread_values(500 * 64, -1, 1);
+    values[3 * 64 + 5] = INFINITY, values[400 * 64 + 6] = -INFINITY, values[77 * 64 + 7] = NAN;
+    values[64 + 8] = INFINITY, values[499 * 64 + 8] = -INFINITY;
+    for (const char* op : {"ReduceSum", "ReduceMean"})
+      expect_same_on_device({op, {tensor_as(type, {500, 64}, values), int_list({0})}}, {tolerance_for(type).relative, 1e-3});
+  }
+}
+
 TEST(ReductionsOnDevice, Integers) {
   if (!any_device()) GTEST_SKIP() << "no device";
   for (DType type : {DType::int8, DType::uint8, DType::int16, DType::uint16, DType::int32, DType::uint32, DType::int64, DType::uint64}) {

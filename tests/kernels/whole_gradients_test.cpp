@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
 #include <map>
 
 #include "graph/communication_schemas.h"
@@ -63,10 +65,13 @@ class WholeGraph {
       const std::vector<double> g = doubles_of(found[at++]), x = doubles_of(given_[i]);
       for (uint32_t seed : {1, 2}) {
         const std::vector<double> d = spread_values(static_cast<int64_t>(x.size()), -1, 1, seed);
-        double expected = 0;
-        for (size_t k = 0; k < d.size(); ++k) expected += g[k] * d[k];
-        const double measured = (loss(forward, i, d, 1e-5) - loss(forward, i, d, -1e-5)) / 2e-5;
-        if (std::abs(measured - expected) > 1e-6 * std::max(1.0, std::abs(expected)))
+        double expected = 0, squares = 0;
+        for (size_t k = 0; k < d.size(); ++k) expected += g[k] * d[k], squares += g[k] * g[k];
+        constexpr double kStep = 1e-5;
+        const double above = loss(forward, i, d, kStep), below = loss(forward, i, d, -kStep), measured = (above - below) / (2 * kStep);
+        // The losses are rounded, which dividing by the step makes larger.
+        const double noise = std::numeric_limits<double>::epsilon() * (std::abs(above) + std::abs(below)) / (2 * kStep);
+        if (!(std::abs(measured - expected) <= 1e-6 * std::max(1e-6, std::sqrt(squares)) + noise))
           return model_.graph->inputs[i]->name + ": " + std::to_string(expected) + ", differences " + std::to_string(measured);
       }
     }
@@ -230,6 +235,46 @@ TEST(WholeGradients, ASeedIsTheGradientOfTheLoss) {
   GradientOptions options;
   options.seed = graph.model().graph->add_constant("scale", make_tensor(DType::float64, {}));
   EXPECT_EQ(graph.differentiate({"loss"}, options).of(graph.value("loss")), options.seed);
+}
+
+TEST(WholeGradients, AGradientOfAnotherTypeThanItsValueIsRefused) {
+  for (const auto& [type, dims] : {std::pair(DType::float32, Dims{}), std::pair(DType::float64, Dims{2})}) {
+    WholeGraph graph(kPerceptron);
+    GradientOptions options;
+    options.seed = graph.model().graph->add_constant("scale", make_tensor(type, dims));
+    try {
+      graph.differentiate({"loss"}, options);
+      ADD_FAILURE() << "a seed of type " << name_of(type) << to_string(dims) << " was taken";
+    } catch (const Error& e) {
+      EXPECT_THAT(e.what(), ::testing::HasSubstr("(ReduceMean): a gradient does not fit: that of 'loss', which is float64[], is " +
+                                                 to_string(Type::tensor(type, shape_of(dims)))));
+    }
+  }
+}
+
+// Names of sizes that Einsum's operands broadcast to are those of neither operand: a sum that one of them meets later is not left out.
+TEST(WholeGradients, WhatAnEllipsisBroadcastsHasASizeOfItsOwn) {
+  constexpr const char* kText = R"(
+    g (double[n,2,3] x, double[m,3,4] y, double[n,2,4] z) => (double loss) {
+      e = Einsum<equation="...ij,...jk->...ik">(x, y)
+      s = Add(e, z)
+      p = Mul(s, s)
+      loss = ReduceSum<keepdims=0>(p)
+    })";
+  for (const auto& sizes : std::vector<std::map<std::string, int64_t>>{{}, {{"n", 1}}, {{"m", 1}}})
+    EXPECT_EQ(WholeGraph(kText, sizes).failure(), "");
+}
+
+// Open sizes that Einsum's operands share are not summed over.
+TEST(WholeGradients, SharedSizesOfEinsumAreKnownToBeEqual) {
+  WholeGraph graph(R"(
+    g (double[n,2,q,4] x, double[n,2,k,4] y) => (double loss) {
+      e = Einsum<equation="bhqd,bhkd->bhqk">(x, y)
+      p = Mul(e, e)
+      loss = ReduceSum<keepdims=0>(p)
+    })");
+  EXPECT_EQ(graph.failure(), "");
+  for (const Node* node : graph.model().graph->nodes) EXPECT_NE(node->op, "SumTo");
 }
 
 TEST(WholeGradients, WhatTheLossDoesNotDependOnIsNamed) {

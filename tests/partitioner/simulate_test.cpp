@@ -150,5 +150,30 @@ TEST(Simulate, AScheduleThatCannotRunIsAnError) {
   EXPECT_THROW(simulate(plan), Error);
 }
 
+// Each stage counts what it keeps itself, a value that both graphs of the way back take once.
+TEST(Simulate, KeptBytes) {
+  const auto kept = [](Plan plan, int64_t n) {
+    std::vector<int64_t> bytes;
+    for (const SimulatedRank& rank : simulate(plan, {{"n", n}}).ranks) bytes.push_back(rank.peak_kept_bytes);
+    return bytes;
+  };
+  // Values by where they come from: 100 n bytes each.
+  const auto named = [](Plan plan) {
+    for (Route& r : plan.routes) r.value = "of" + std::to_string(r.from_stage);
+    return plan;
+  };
+  EXPECT_EQ(kept(named(training_plan("gpipe", 1, 1, 4, false)), 1), (std::vector<int64_t>{400}));
+  EXPECT_EQ(kept(named(training_plan("1f1b", 1, 1, 4, false)), 3), (std::vector<int64_t>{300}));
+  const Plan interleaved = named(training_plan("interleaved", 2, 2, 4, false));
+  const std::vector<int64_t> alive = {5, 3};  // chunks of micro-batches
+  const std::vector<int64_t> chunks = kept(interleaved, 1);
+  for (size_t r = 0; r < alive.size(); ++r) EXPECT_LE(chunks[r], alive[r] * 100) << r;
+  // Forward gives both graphs of the way back one value, and the first gives the second another.
+  EXPECT_EQ(kept(named(training_plan("zero-bubble-h1", 1, 1, 1, true)), 1), (std::vector<int64_t>{200}));
+  Plan once = named(training_plan("zero-bubble-h1", 1, 1, 1, true));
+  std::erase_if(once.routes, [](const Route& r) { return r.from_stage == 1; });
+  EXPECT_EQ(kept(once, 1), (std::vector<int64_t>{100}));
+}
+
 }  // namespace
 }  // namespace fretsaw

@@ -130,6 +130,36 @@ TEST(BoundStates, OutputsThatAreHandedOverLieInMemoryOfTheirOwn) {
   EXPECT_NE(elements<float>(second), kept);
 }
 
+// What a graph keeps without having read it is made at its place, too; of one value that is kept twice, the second is a copy.
+TEST(BoundStates, WhatIsMadeAnewIsMadeAtItsPlace) {
+  const auto model = new_model();
+  Graph& g = *model->graph;
+  Value* x = add_input(*model, "x", DType::float32, {kCount});
+  Value* made = add_node(g, "Neg", {x}, "made");
+  g.outputs = {made, add_node(g, "Identity", {made}, "again")};
+  infer_shapes(*model);
+  RankContext context;
+  context.device = std::make_shared<HostBackedDevice>();
+  context.device_memory = std::make_unique<RankMemory>(context.device.get());
+  context.now_us = no_time;
+  RuntimeValue states[2];
+  for (RuntimeValue& state : states)
+    copy_pooled(context.device_memory->pool, float_value({kCount}, noise(kCount, 1)), state, context.device.get());
+  ProgramCache cache(model, g.inputs, false);
+  cache.bind({.binds = true, .kept = {-1, -1}, .places = {&states[0], &states[1]}});
+  for (unsigned run = 0; run < 3; ++run) {
+    const RuntimeValue given = float_value({kCount}, noise(kCount, 2 + run));
+    const RuntimeValue* inputs[] = {&given};
+    RuntimeValue outputs[2];
+    cache.run(inputs, outputs, context, 0);
+    for (size_t i = 0; i < 2; ++i) {
+      EXPECT_EQ(outputs[i].tensor.data, states[i].tensor.data) << run << " " << i;
+      const std::vector<float> got = elements<float>(states[i]), from = elements<float>(given);
+      for (size_t k = 0; k < kCount; ++k) ASSERT_EQ(got[k], -from[k]) << run << " " << i;
+    }
+  }
+}
+
 // --- a whole training plan ---
 
 constexpr int64_t kIn = 6, kHidden = 8, kClasses = 4, kBatch = 8;

@@ -224,5 +224,33 @@ TEST(Checkpoints, KilledWhileWriting) {
   EXPECT_THAT(names_in(root.path()), ElementsAre("step-001048576"));
 }
 
+// A container gives its processes the same numbers again.
+TEST(Checkpoint, RemovesWhatAnEarlierProcessOfItsNumberLeft) {
+  const TemporaryFolder folder;
+  const std::string left = ".step-000000002.part" + std::to_string(getpid()) + ".1";
+  fs::create_directory(folder / left);
+  CheckpointWriter alive(folder.path(), {.step = 5});
+  write_small(folder.path(), 3);
+  EXPECT_FALSE(fs::exists(folder / left));
+  alive.write("rank0", {whole_piece("w", float_value({1}, {5}).tensor)});
+  alive.commit(0);
+  EXPECT_THAT(names_in(folder.path()), ElementsAre("step-000000003", "step-000000005"));
+}
+
+TEST(Checkpoint, KnowsThoseAfterAStep) {
+  const TemporaryFolder folder;
+  for (const int64_t step : {2, 4, 6}) write_small(folder.path(), step);
+  EXPECT_THAT(checkpoints_after(folder.path(), 2), ElementsAre(folder / "step-000000004", folder / "step-000000006"));
+  write_bytes(folder / "step-000000006/manifest.json", "{");
+  EXPECT_THAT(checkpoints_after(folder.path(), 2), ElementsAre(folder / "step-000000004"));
+  EXPECT_THAT(checkpoints_after(folder / "nowhere", 2), ElementsAre());
+}
+
+TEST(Checkpoint, MakesFoldersThatAreNotThere) {
+  const TemporaryFolder folder;
+  write_small(folder / "a/b/c", 1);
+  EXPECT_EQ(list_checkpoints(folder / "a/b/c").size(), 1u);
+}
+
 }  // namespace
 }  // namespace fretsaw

@@ -329,6 +329,60 @@ TEST(Collectives, ElementsOfAnySizeAreMoved) {
   }
 }
 
+// One node for several tensors gives what a node for each does.
+TEST(Collectives, SeveralTensorsAtOnce) {
+  struct Way {
+    std::string op;
+    std::vector<Dims> dims;
+    Attributes attributes = {};
+  };
+  const Way ways[] = {
+      {"AllReduce", {{3, 5}, {}, {0, 2}, {40, 41}}},
+      {"AllReduce", {{7}, {2, 2}}, {attribute("reduction", std::string("max"))}},
+      {"ReduceScatter", {{6, 5}, {12}, {3, 2, 2}}},                             // as they lie
+      {"ReduceScatter", {{2, 6}, {5, 3}, {2, 9}}, {number("tensor_axis", 1)}},  // in blocks
+      {"ReduceScatter", {{5, 4}, {5, 2}}, {ints("sizes", {3, 0, 2})}},
+  };
+  constexpr int kRanks = 3;
+  for (const Way& way : ways) {
+    std::vector<RuntimeValue> got[2];
+    Inputs inputs;
+    for (const bool together : {false, true}) {
+      Models models;
+      for (int r = 0; r < kRanks; ++r) {
+        auto model = new_model();
+        Graph& g = *model->graph;
+        Value* own = g.add_constant("own", floats({}, {static_cast<float>(r) + 0.3f}));
+        std::vector<Value*> parts;
+        for (size_t i = 0; i < way.dims.size(); ++i) {
+          const std::string name = "x" + std::to_string(i);
+          inputs[name] = float_value(way.dims[i], noise(static_cast<size_t>(count_of(way.dims[i])), static_cast<unsigned>(i)));
+          parts.push_back(add_node(g, "Mul", {add_input(*model, name, DType::float32, shape_of(way.dims[i])), own}, "part" + name));
+        }
+        std::vector<Value*> made;
+        Attributes attributes = way.attributes;
+        attributes.push_back(attribute("axis", std::string("tensor")));
+        attributes.push_back(number("group_size", kRanks));
+        std::vector<std::string> names;
+        for (size_t i = 0; i < parts.size(); ++i) names.push_back("y" + std::to_string(i));
+        if (together) made = g.add_node(way.op, parts, names, attributes, kCommunicationDomain)->outputs;
+        for (size_t i = 0; i < parts.size() && !together; ++i)
+          made.push_back(g.add_node(way.op, {parts[i]}, {names[i]}, attributes, kCommunicationDomain)->outputs[0]);
+        Value* flat = g.add_constant("flat", make_int64s({-1}));
+        std::vector<Value*> rows;
+        for (size_t i = 0; i < made.size(); ++i) rows.push_back(add_node(g, "Reshape", {made[i], flat}, "row" + std::to_string(i)));
+        g.outputs = {add_node(g, "Concat", rows, "all", {number("axis", 0)})};
+        models.push_back(model);
+      }
+      got[together ? 1 : 0] = run_on_every_rank(tensor_plan(models), inputs);
+    }
+    for (size_t r = 0; r < kRanks; ++r) {
+      EXPECT_EQ(got[1][r].tensor.dims, got[0][r].tensor.dims) << way.op;
+      EXPECT_EQ(raw_bytes(got[1][r]), raw_bytes(got[0][r])) << way.op << ", rank " << r;
+    }
+  }
+}
+
 TEST(Collectives, WhatDoesNotFitIsSaid) {
   auto error = [](const Case& c) { return error_of(tensor_plan(models_of(c)), inputs_of(c)); };
   EXPECT_NE(error({"AllReduce", {{2}, {2}}, {attribute("reduction", std::string("median"))}}).find("no reduction 'median'"),

@@ -218,6 +218,52 @@ TEST_P(CommunicatorTest, ReduceScatter) {
   });
 }
 
+// What single calls give, to the bit; tensors may be empty, and each rank chooses which are reduced in place.
+TEST_P(CommunicatorTest, SeveralTensorsInOneExchange) {
+  const size_t n = static_cast<size_t>(size());
+  on_ranks([&](Communicator& c) {
+    for (int round = 0; round < 3; ++round) {
+      std::vector<std::vector<float>> in, wanted, out, parts, wanted_parts;
+      for (const size_t count : {3 * n, size_t{0}, 70 * n, 5000 * n, n}) {
+        std::vector<float>& values = in.emplace_back(count);
+        for (size_t i = 0; i < count; ++i)
+          values[i] = static_cast<float>(std::sin(c.rank() * 12.9898 + static_cast<double>(i + count) * 78.233) * 1e3);
+        wanted.emplace_back(count), out.emplace_back(count), parts.emplace_back(count / n), wanted_parts.emplace_back(count / n);
+        c.all_reduce(bytes(std::as_const(values)), bytes(wanted.back()), DType::float32, Reduction::sum);
+        c.reduce_scatter(bytes(std::as_const(values)), bytes(wanted_parts.back()), DType::float32, Reduction::sum);
+      }
+      std::vector<Exchanged> reduced, scattered;
+      for (size_t i = 0; i < in.size(); ++i) {
+        const size_t size = in[i].size() * sizeof(float);
+        scattered.push_back({in[i].data(), parts[i].data(), size});
+        const bool in_place = (static_cast<size_t>(c.rank()) + i) % 2 == 0;
+        if (in_place) out[i] = in[i];
+        reduced.push_back({in_place ? out[i].data() : in[i].data(), out[i].data(), size});
+      }
+      c.reduce_scatter_each(scattered, DType::float32, Reduction::sum);
+      c.all_reduce_each(reduced, DType::float32, Reduction::sum);
+      EXPECT_EQ(out, wanted);
+      EXPECT_EQ(parts, wanted_parts);
+    }
+  });
+}
+
+TEST_P(CommunicatorTest, SeveralTensorsMustHaveTheSameSizesEverywhere) {
+  if (size() == 1) GTEST_SKIP() << "takes two ranks";
+  std::atomic<int> refused = 0;
+  on_ranks([&](Communicator& c) {
+    std::vector<float> a(8), b(8);
+    const size_t first = c.rank() == 0 ? 3 : 5;  // together as much on all ranks
+    const std::vector<Exchanged> each = {{a.data(), a.data(), first * sizeof(float)}, {b.data(), b.data(), (8 - first) * sizeof(float)}};
+    try {
+      c.all_reduce_each(each, DType::float32, Reduction::sum);
+    } catch (const Error&) {
+      ++refused;
+    }
+  });
+  EXPECT_EQ(refused, size());
+}
+
 // Each rank chooses for itself whether its result replaces what it gave.
 TEST_P(CommunicatorTest, SomeRanksInPlace) {
   const int n = size();

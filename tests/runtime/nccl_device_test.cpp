@@ -37,6 +37,31 @@ class RankOfTest {
     collectives_ = make_nccl_communicator(group, *device_);
     for (auto& block : blocks_) block = {device_->allocate(kMostElements * 8 * kMostRanks), [this](void* p) { device_->release(p); }};
   }
+  // Tensors one behind the other, in one exchange; the operation of `c` and its type count. `c.count`: of the longest.
+  void check_each(const Case& c, int round) {
+    std::vector<Case> cases;
+    std::vector<Exchanged> each;
+    size_t at[2] = {};
+    for (const int64_t share : {1, 8, 3, 2}) {
+      Case& one = cases.emplace_back(c);
+      one.count = (c.count / share + group_.size()) / group_.size() * group_.size();
+      shift(at);
+      put(one, round + static_cast<int>(share));
+      each.push_back({in(one), out(one), bytes_of(c.dtype, one.count)});
+      for (size_t& a : at) a += (bytes_of(c.dtype, one.count) + 255) / 256 * 256;
+    }
+    if (c.op == Op::all_reduce) collectives_->all_reduce_each(each, c.dtype, Reduction::sum);
+    if (c.op == Op::reduce_scatter) collectives_->reduce_scatter_each(each, c.dtype, Reduction::sum);
+    const int shares[] = {1, 8, 3, 2};
+    at[0] = at[1] = 0;
+    for (size_t i = 0; i < cases.size(); ++i) {
+      shift(at);
+      expect(cases[i], round + shares[i]);
+      for (size_t& a : at) a += (bytes_of(c.dtype, cases[i].count) + 255) / 256 * 256;
+    }
+    size_t none[2] = {};
+    shift(none);
+  }
   // Once as it is, then captured and replayed with other numbers.
   void check(const Case& c, int round) {
     put(c, round);
@@ -53,11 +78,13 @@ class RankOfTest {
   }
 
  private:
-  void* out(const Case& c) const { return blocks_[c.in_place ? 0 : 1].get(); }
+  void shift(const size_t (&by)[2]) { shift_[0] = by[0], shift_[1] = by[1]; }
+  std::byte* block(size_t i) const { return static_cast<std::byte*>(blocks_[i].get()) + shift_[i]; }
+  void* out(const Case& c) const { return block(c.in_place ? 0 : 1); }
   // In place, the input of an all-gather is the rank's place in its output.
   void* in(const Case& c) const {
     const bool has_place = c.in_place && c.op == Op::all_gather;
-    return static_cast<std::byte*>(blocks_[0].get()) + (has_place ? static_cast<size_t>(group_.rank()) * bytes_of(c.dtype, c.count) : 0);
+    return block(0) + (has_place ? static_cast<size_t>(group_.rank()) * bytes_of(c.dtype, c.count) : 0);
   }
   int64_t out_count(const Case& c) const {
     return c.op == Op::all_gather ? c.count * group_.size() : c.op == Op::reduce_scatter ? c.count / group_.size() : c.count;
@@ -98,6 +125,7 @@ class RankOfTest {
   std::shared_ptr<Device> device_;
   std::unique_ptr<DeviceCommunicator> collectives_;
   std::shared_ptr<void> blocks_[2];
+  size_t shift_[2] = {};  // where in the blocks the tensor at hand begins
 };
 
 // Rows of a residual, the ranks' sum and a norm, in one kernel, and in the plainest way.
@@ -225,6 +253,9 @@ TEST(NcclOnDevices, AllSizes) {
           rank.check({Op::reduce_scatter, dtype, (count + ranks - 1) / ranks * ranks, false}, round += 10);
           rank.check({Op::all_gather, dtype, count, false}, round += 10);
           rank.check({Op::all_gather, dtype, count, true}, round += 10);
+          rank.check_each({Op::all_reduce, dtype, count, false}, round += 10);
+          rank.check_each({Op::all_reduce, dtype, count, true}, round += 10);
+          rank.check_each({Op::reduce_scatter, dtype, count, false}, round += 10);
         }
       }
       group.barrier();

@@ -205,15 +205,5 @@ TEST(Optimizer, NamesAndStructure) {
   EXPECT_THROW(make_update(parse_optimizer("sgd"), {{"k", Type::tensor(DType::int64, shape_of({2}))}}), Error);
 }
 
-TEST(SquaredNorms, OfEachGradient) {
-  SquaredNorms norms =
-      make_squared_norms({{"a", Type::tensor(DType::float32, shape_of({2, 2}))}, {"b", Type::tensor(DType::float32, shape_of({3}))}});
-  const std::string a = norms.gradients[0]->name, b = norms.gradients[1]->name;
-  Session session(make_plan({std::make_shared<Model>(std::move(norms.model))}));
-  const auto squares = session.run({{a, float_value({2, 2}, {1, 2, 3, 4})}, {b, float_value({3}, {0, -2, 0})}});
-  EXPECT_FLOAT_EQ(elements<float>(squares[0])[0], 30);
-  EXPECT_FLOAT_EQ(elements<float>(squares[1])[0], 4);
-}
-
 }  // namespace
 }  // namespace fretsaw

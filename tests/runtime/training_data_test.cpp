@@ -256,5 +256,51 @@ TEST(Tokens, WhatIsWrong) {
   EXPECT_THAT(open_error(folder / "text.txt"), AllOf(HasSubstr("text.txt"), HasSubstr("no training data")));
 }
 
+TEST(BatchFolder, HasNoGaps) {
+  const TemporaryFolder folder;
+  for (const int step : {0, 1, 3}) write_batch(folder / ("x_" + std::to_string(step) + ".pb"), {1}, {1});
+  EXPECT_THAT(open_error(folder.path()), HasSubstr("batches up to 1 and from 3 on"));
+}
+
+// What is not asked for is not looked at.
+TEST(TrainingData, FilesOfOtherNames) {
+  const TemporaryFolder arrays, batches;
+  write_arrays(arrays, 4);
+  write_npy<float>(arrays / "more.npy", "<f4", "(3,)", {1, 2, 3});
+  write_bytes(arrays / "broken.npy", "no array");
+  write_batch(batches / "x_0.pb", {2}, {1, 2}), write_batch(batches / "x_1.pb", {2}, {3, 4}), write_batch(batches / "more_1.pb", {1}, {1});
+  DataOptions options;
+  EXPECT_THAT(open_error(batches.path(), options), HasSubstr("more_0.pb"));
+  options.inputs = {"x", "target"};
+  const auto data = open_data(arrays.path(), options);
+  EXPECT_THAT(data->names(), ElementsAre("broken", "more", "target", "x"));
+  EXPECT_EQ(data->epoch_size(), 4);
+  EXPECT_EQ(data->next(2).size(), 2u);
+  EXPECT_EQ(open_data(batches.path(), options)->epoch_size(), 2);
+}
+
+TEST(TrainingData, TypesAreHeldAgainstThoseOfInputs) {
+  const TemporaryFolder folder;
+  write_arrays(folder, 4);
+  const auto data = open_data(folder.path(), {});
+  EXPECT_EQ(error_of([&] { check_types(*data, {{"x", DType::float32}, {"target", DType::int64}}); }), "");
+  const std::string error = error_of([&] { check_types(*data, {{"x", DType::float32}, {"target", DType::int32}}); });
+  EXPECT_THAT(error, HasSubstr("target.npy: holds int64"));
+  EXPECT_THAT(error, HasSubstr("takes int32"));
+  EXPECT_EQ(data->look("x", 3).dims, (Dims{3, 2}));
+}
+
+TEST(Tokens, ComeInTheTypeThatIsAskedFor) {
+  const TemporaryFolder folder;
+  std::string tokens;
+  for (int i = 0; i < 9; ++i) tokens += static_cast<char>(i), tokens += '\1';
+  write_bytes(folder / "t.bin", tokens);
+  DataOptions options;
+  options.sequence = 4, options.shuffle = false, options.token_type = DType::int32;
+  const Batch batch = open_data(folder / "t.bin", options)->next(2);
+  EXPECT_EQ(elements<int32_t>(batch.at("x")), (std::vector<int32_t>{256, 257, 258, 259, 260, 261, 262, 263}));
+  EXPECT_EQ(elements<int64_t>(batch.at("target"))[0], 257);
+}
+
 }  // namespace
 }  // namespace fretsaw

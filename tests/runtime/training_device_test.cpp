@@ -146,6 +146,7 @@ TrainingPlan plan_of(const Network& network, int data, int pipeline, int micro_b
   training.optimizer = parse_optimizer(network.optimizer);
   training.sync_batch_norm = data > 1;
   training.precision = precision;
+  training.bucket_mb = 0.01;  // several of them
   return partition_for_training(network.make(), options, training);
 }
 

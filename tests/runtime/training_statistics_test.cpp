@@ -1,0 +1,136 @@
+// Running statistics of BatchNormalization: those that nodes share, and those of half precision.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "partitioner/training.h"
+#include "runtime/training/trainer.h"
+#include "tests/runtime/plans.h"
+
+namespace fretsaw {
+namespace {
+
+using namespace testing_plans;
+
+constexpr int64_t kIn = 6, kHidden = 8, kBatch = 8;
+
+// logits = normalised(tanh(normalised(x w1)) w2): both by the same running statistics, or the first one alone.
+Model make_model(float size, bool twice) {
+  Model model = *new_model();
+  Graph& g = *model.graph;
+  Value* x = add_input(model, "x", DType::float32, {Dim("batch"), Dim(kIn)});
+  std::vector<float> first = noise(kIn * kHidden, 1);
+  for (float& w : first) w *= size;
+  const auto row = [&](const std::string& name, float value) {
+    return g.add_constant(name, floats({kHidden}, std::vector<float>(kHidden, value)));
+  };
+  Value *scale = row("scale", 0.8f), *shift = row("shift", 0.1f), *mean = row("mean", 0.2f), *var = row("var", 1.5f);
+  const auto normalised = [&](Value* v, const std::string& name) {
+    return add_node(g, "BatchNormalization", {v, scale, shift, mean, var}, name, {attribute("momentum", 0.75f)});
+  };
+  Value* hidden = add_node(
+      g, "Tanh", {normalised(add_node(g, "MatMul", {x, g.add_constant("w1", floats({kIn, kHidden}, first))}, "product"), "normal")},
+      "hidden");
+  Value* logits = add_node(g, "MatMul", {hidden, g.add_constant("w2", floats({kHidden, kHidden}, noise(kHidden * kHidden, 3)))}, "scores");
+  g.outputs = {twice ? normalised(logits, "logits") : logits};
+  for (Node* node : g.nodes) node->name = node->outputs[0]->name;
+  return model;
+}
+
+Batch make_batch() {
+  Batch batch;
+  batch["x"] = float_value({kBatch, kIn}, noise(kBatch * kIn, 100));
+  batch["target"] = int_value({kBatch}, {0, 3, 1, 4, 1, 5, 7, 2});
+  return batch;
+}
+
+using Numbers = std::vector<double>;
+
+Numbers product(const Numbers& a, const std::vector<float>& b, int64_t inner) {
+  Numbers made(static_cast<size_t>(kBatch * kHidden));
+  for (int64_t n = 0; n < kBatch; ++n)
+    for (int64_t j = 0; j < kHidden; ++j)
+      for (int64_t i = 0; i < inner; ++i)
+        made[static_cast<size_t>(n * kHidden + j)] +=
+            a[static_cast<size_t>(n * inner + i)] * static_cast<double>(b[static_cast<size_t>(i * kHidden + j)]);
+  return made;
+}
+
+// The running statistics, which a layer moves by ONNX's rule; its result.
+struct Running {
+  Numbers mean = Numbers(kHidden, static_cast<double>(0.2f)), var = Numbers(kHidden, 1.5);
+
+  Numbers move(const Numbers& x) {
+    Numbers y = x;
+    for (size_t j = 0; j < kHidden; ++j) {
+      double sum = 0, squares = 0;
+      for (size_t n = 0; n < kBatch; ++n) sum += x[n * kHidden + j] / kBatch;
+      for (size_t n = 0; n < kBatch; ++n) squares += std::pow(x[n * kHidden + j] - sum, 2) / kBatch;
+      mean[j] = 0.75 * mean[j] + 0.25 * sum, var[j] = 0.75 * var[j] + 0.25 * squares;
+      for (size_t n = 0; n < kBatch; ++n) y[n * kHidden + j] = (x[n * kHidden + j] - sum) / std::sqrt(squares + 1e-5) * 0.8 + 0.1;
+    }
+    return y;
+  }
+};
+
+void expect_statistics(const Trainer& trainer, const Running& wanted, double tolerance) {
+  const std::vector<float> mean = elements<float>(trainer.parameter("mean")), var = elements<float>(trainer.parameter("var"));
+  for (size_t j = 0; j < kHidden; ++j) {
+    EXPECT_NEAR(static_cast<double>(mean[j]), wanted.mean[j], tolerance * (1 + std::abs(wanted.mean[j]))) << j;
+    EXPECT_NEAR(static_cast<double>(var[j]), wanted.var[j], tolerance * (1 + wanted.var[j])) << j;
+  }
+}
+
+struct Case {
+  std::string name;
+  int data = 1, pipeline = 1;
+  std::string precision = "fp32";
+};
+class SharedStatisticsTraining : public ::testing::TestWithParam<Case> {};
+
+// As modules that are called twice do in PyTorch.
+TEST_P(SharedStatisticsTraining, MoveOnceForEachNodeInTheirOrder) {
+  PartitionOptions options;
+  options.mesh.data = GetParam().data, options.mesh.pipeline = GetParam().pipeline;
+  if (GetParam().pipeline == 2) options.cuts = {{"hidden"}};
+  TrainingOptions training;
+  training.sync_batch_norm = GetParam().data > 1;
+  training.precision = GetParam().precision;
+  Trainer trainer(partition_for_training(make_model(1, true), options, training), {.session = {.threads = 1}});
+  trainer.step(make_batch(), 0);
+  trainer.step(make_batch(), 0);
+  Running wanted;
+  const std::vector<float> x = elements<float>(make_batch().at("x"));
+  for (int step = 0; step < 2; ++step) {
+    Numbers hidden = wanted.move(product({x.begin(), x.end()}, noise(kIn * kHidden, 1), kIn));
+    for (double& h : hidden) h = std::tanh(h);
+    wanted.move(product(hidden, noise(kHidden * kHidden, 3), kHidden));
+  }
+  expect_statistics(trainer, wanted, GetParam().precision == "fp32" ? 1e-5 : 2e-2);
+}
+
+INSTANTIATE_TEST_SUITE_P(Meshes, SharedStatisticsTraining,
+                         ::testing::Values(Case{"one"}, Case{"pipeline", 1, 2}, Case{"synchronised", 2}, Case{"half", 1, 1, "fp16"},
+                                           Case{"half_pipeline", 1, 2, "bf16"}, Case{"half_synchronised", 2, 1, "fp16"}),
+                         [](const auto& info) { return info.param.name; });
+
+// A variance that float16 does not hold.
+TEST(StatisticsTraining, OfHalfPrecisionStayInFloat32) {
+  constexpr float kSize = 500;
+  for (const std::string precision : {"fp16", "bf16"}) {
+    TrainingOptions training;
+    training.precision = precision;
+    Trainer trainer(partition_for_training(make_model(kSize, false), {}, training), {.session = {.threads = 1}});
+    EXPECT_FALSE(trainer.step(make_batch(), 0).skipped);
+    std::vector<float> w = noise(kIn * kHidden, 1);
+    for (float& v : w) v *= kSize;
+    Running wanted;
+    const std::vector<float> x = elements<float>(make_batch().at("x"));
+    wanted.move(product({x.begin(), x.end()}, w, kIn));
+    EXPECT_GT(*std::max_element(wanted.var.begin(), wanted.var.end()), 65504);
+    expect_statistics(trainer, wanted, 2e-2);
+  }
+}
+
+}  // namespace
+}  // namespace fretsaw
