@@ -184,6 +184,7 @@ SPEED = (
     SpeedCase("resnet50", 128, 1, "images/s", "sgd:lr=0.05,momentum=0.9,weight_decay=5e-5"),
     SpeedCase("gpt2", 16, 1024, "tokens/s", "adamw:lr=3e-4,beta1=0.9,beta2=0.95,weight_decay=0.1"),
 )
+GIB = 2**30
 STEPS = 20  # of fretsaw; the first ones compile and choose kernels, and the median is of all
 FIRST_LOSS = 2e-2  # relative: both sides begin with the same weights
 
@@ -217,6 +218,9 @@ def measure(arguments, fretsaw, report, worker, case, folder):
     if not abs(done.json["losses"][0] - timed["loss"]) <= FIRST_LOSS * abs(timed["loss"]):
         return report.failed("train-speed", name, "losses differ: " + remark)
     report.row("train-speed", name, timed["ms"] / own, case.wanted, at_most=False, remark=remark, peer=timed, fretsaw=done.json)
+    taken = max(rank["peak_bytes"] for rank in done.json["ranks"])
+    remark = f"of the memory that PyTorch reserves: {taken / GIB:.2f} GiB, {timed['reserved'] / GIB:.2f} (of it {timed['allocated'] / GIB:.2f} in use)"
+    report.row("train-speed", f"{name} memory", taken / timed["reserved"], 1.0, remark=remark)
 
 
 def train_speed(arguments, fretsaw, report):

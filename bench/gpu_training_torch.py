@@ -131,8 +131,11 @@ class Peer:
         return loss.detach()
 
     def time(self):
-        """Milliseconds of a step, with the batch on the device already; then its memory goes to who is timed next."""
+        """Milliseconds of a step, with the batch on the device already, and the memory it takes; that goes to who is timed next."""
+        torch.cuda.empty_cache()  # of what the first steps tried
+        torch.cuda.reset_peak_memory_stats()
         answer = {"ms": timed_ms(self.step, warmup=5, repeat=20), "way": self.way, "loss": self.first_loss}
+        answer["reserved"], answer["allocated"] = torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated()
         del self.model, self.optimizer, self.x, self.target, self.run
         torch._dynamo.reset()
         torch.cuda.empty_cache()
