@@ -241,13 +241,15 @@ OpSchema of_rows(const char* name, const char* doc) {
       .TypeConstraint("L", {"tensor(float)"}, "Losses")
       .TypeConstraint("I", {"tensor(int64)"}, "Classes")
       .Attr("label_smoothing", "The share of a target's probability that all classes get", AttributeProto::FLOAT, 0.0f)
-      .Attr("ignore_index", "The target that counts for nothing", AttributeProto::INT, false);
+      .Attr("ignore_index", "The target that counts for nothing", AttributeProto::INT, false)
+      .Attr("classes", "How many of the scores count, the first ones of each row: C where it is left out, and at most C",
+            AttributeProto::INT, false);
 }
 
 std::vector<OpSchema> cross_entropy_schemas() {
   return {of_rows("CrossEntropy", "The cross-entropy of each row of scores and its class.")
               .Input(0, "scores", "[N, C]", "T")
-              .Input(1, "target", "[N], 0 to C - 1 or ignore_index", "I")
+              .Input(1, "target", "[N], 0 to classes - 1 or ignore_index", "I")
               .Output(0, "loss", "[N]", "L")
               .Output(1, "lse", "The logarithm of the sum of the scores' exponentials, [N]", "L")
               .TypeAndShapeInferenceFunction(row_losses),
@@ -256,7 +258,7 @@ std::vector<OpSchema> cross_entropy_schemas() {
               .Input(1, "scores", "CrossEntropy's scores", "T")
               .Input(2, "target", "CrossEntropy's classes", "I")
               .Input(3, "lse", "What CrossEntropy gave", "L")
-              .Output(0, "dScores", "[N, C]", "T")
+              .Output(0, "dScores", "[N, C], zero where scores do not count", "T")
               .TypeAndShapeInferenceFunction([](InferenceContext& context) { like(context, 1, 0); })};
 }
 

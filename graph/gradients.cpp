@@ -50,6 +50,17 @@ class Differentiation {
   Differentiation(Model& model, Value* loss, const GradientOptions& options)
       : model_(model), graph_(*model.graph), loss_(loss), options_(options), nodes_{graph_} {}
 
+  std::vector<std::string> expand(const std::vector<Value*>& wanted) {
+    check(wanted);
+    find_dependent(wanted);
+    std::vector<std::string> notes;
+    if (expand_functions(notes)) {
+      sort_nodes(graph_);
+      check(wanted);  // types of what the functions hold
+    }
+    return notes;
+  }
+
   Gradients run(const std::vector<Value*>& wanted) {
     check(wanted);
     sort_nodes(graph_);
@@ -242,6 +253,12 @@ class Differentiation {
 
 std::vector<Value*> zero_gradient(GradientContext& context) {
   return context.none();
+}
+
+std::vector<std::string> expand_for_gradients(Model& model, Value* loss, const std::vector<Value*>& wanted) {
+  register_communication_schemas();
+  const GradientOptions options;
+  return Differentiation(model, loss, options).expand(wanted);
 }
 
 Gradients add_gradients(Model& model, Value* loss, const std::vector<Value*>& wanted, const GradientOptions& options) {

@@ -112,4 +112,8 @@ inline constexpr const char* kBackwardOf = "fretsaw.backward";
 // Throws Error naming the node where an operator on the way has no rule, and for a loss or wanted value that is no float.
 Gradients add_gradients(Model& model, Value* loss, const std::vector<Value*>& wanted, const GradientOptions& options = {});
 
+// The first part of that: only makes functions of the operators that have no rule. For who divides the forward graph before it is
+// differentiated. Returns a note for each.
+std::vector<std::string> expand_for_gradients(Model& model, Value* loss, const std::vector<Value*>& wanted);
+
 }  // namespace fretsaw

@@ -119,6 +119,9 @@ void turn_rows(Model& model);
 // Reshapes of a product's rows move behind the elementwise operators that follow, so that these can run with it
 // (graph/passes/sink_reshapes.cpp).
 void sink_reshapes(Model& model);
+// Products read transposed matrices where they lie, and leave their results transposed (graph/passes/turn_products.cpp); before
+// sink_reshapes.
+void turn_products(Model& model);
 // Rotary embeddings of neighbouring parts of one row become one (graph/passes/join_rotations.cpp); after merge_products.
 void join_rotations(Model& model);
 // All of them, in their order.

@@ -10,11 +10,13 @@
 #include <unordered_set>
 
 #include "graph/errors.h"
+#include "graph/gradients.h"
 #include "graph/passes.h"
 #include "graph/training/attention.h"
 #include "graph/training/batch_norm.h"
 #include "graph/training/dropout.h"
 #include "graph/training/name_pattern.h"
+#include "graph/training/pad_classes.h"
 #include "partitioner/assign.h"
 #include "partitioner/batch.h"
 #include "partitioner/cost.h"
@@ -70,6 +72,7 @@ class TrainingPartitioner {
     check_options(options_, training_);
     prepare();
     find_parameters();
+    expand_functions();
     divide_over_tensor_ranks();
     divide_over_data_ranks();
     assign_forward();
@@ -116,6 +119,7 @@ class TrainingPartitioner {
     for (Node* node : graph().nodes)  // backward nodes say which they belong to
       if (node->name.empty()) node->name = graph().fresh_name(node->op);
     infer_shapes(model_);
+    pad_classes(model_);
     const bool meet_in_micro_batches = training_.zero >= 2 || (training_.sync_batch_norm && !statistics_.empty());
     if (options_.mesh.data > 1 && meet_in_micro_batches) result_.least_batch = parts_of_batch();
   }
@@ -243,6 +247,16 @@ class TrainingPartitioner {
     if (job_.parameters.empty())
       throw Error("no parameter is left to train", "check --train and --freeze, and that the model's weights are initializers",
                   ErrorCode::usage);
+  }
+  // What has no gradient of its own becomes nodes that have, before stages are chosen.
+  void expand_functions() {
+    std::vector<Value*> learning;
+    for (Value* v : graph().initializers())
+      if (std::count(job_.parameters.begin(), job_.parameters.end(), v->name)) learning.push_back(v);
+    const std::vector<std::string> notes = expand_for_gradients(model_, loss_.sum, learning);
+    plan().notes.insert(plan().notes.end(), notes.begin(), notes.end());
+    for (Node* node : graph().nodes)
+      if (node->name.empty()) node->name = graph().fresh_name(node->op);
   }
   void keep_source(const Value& v) {
     job_.types[v.name] = v.type;

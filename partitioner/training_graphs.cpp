@@ -252,17 +252,23 @@ class JointGraph {
       kept.starts_at_zero = true;
     }
     Node* sum = nullptr;
-    if (job_.options.micro_batches == 1) {
-      sum = graph().add_node("Identity", {gradient}, {kStateOutput + state});
+    const bool is_output = std::count(graph().outputs.begin(), graph().outputs.end(), gradient) > 0;
+    if (job_.options.micro_batches == 1 && gradient->producer && !is_output) {
+      sum = gradient->producer;
+      add_state_output(gradient, state);
     } else {
-      Value* before = graph().add_value(kStateInput + state, gradient->type);
-      before->source = state;
-      graph().inputs.push_back(before);
-      sum = graph().add_node("Add", {before, gradient}, {kStateOutput + state});
+      if (job_.options.micro_batches == 1) {  // it is another parameter's gradient too
+        sum = graph().add_node("Identity", {gradient}, {kStateOutput + state});
+      } else {
+        Value* before = graph().add_value(kStateInput + state, gradient->type);
+        before->source = state;
+        graph().inputs.push_back(before);
+        sum = graph().add_node("Add", {before, gradient}, {kStateOutput + state});
+      }
+      sum->name = state;
+      sum->outputs[0]->type = gradient->type;
+      graph().outputs.push_back(sum->outputs[0]);
     }
-    sum->name = state;
-    sum->outputs[0]->type = gradient->type;
-    graph().outputs.push_back(sum->outputs[0]);
     sums_[sum] = stage;
   }
 

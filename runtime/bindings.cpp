@@ -17,6 +17,16 @@ bool remember(Program& program) {
   return false;
 }
 
+// What is written over must be of nobody else: two outputs of the program that made it may be the same memory.
+void copy_if_shared(RuntimeValue& value, Binding& binding, RankContext& rank) {
+  constexpr int64_t kOwners = 3;  // the pool, this program, and the one who gave it
+  if (value.owner && value.owner.use_count() <= kOwners) return;
+  const TensorView given = value.tensor;
+  binding.memory = rank.device_memory->pool.take(binding.bytes);
+  value.tensor.data = binding.memory.get();
+  copy_bytes(value.tensor, given, given.bytes(), rank.device.get());
+}
+
 }  // namespace
 
 void bind_values(Program& program, RankContext& rank) {
@@ -24,7 +34,9 @@ void bind_values(Program& program, RankContext& rank) {
   program.addresses.clear();
   for (Binding& binding : program.bindings) {
     if (binding.input >= 0) {
-      program.addresses.push_back(program.values[static_cast<size_t>(program.inputs[static_cast<size_t>(binding.input)])].tensor.data);
+      RuntimeValue& value = program.values[static_cast<size_t>(program.inputs[static_cast<size_t>(binding.input)])];
+      if (binding.overwritten) copy_if_shared(value, binding, rank);
+      program.addresses.push_back(value.tensor.data);
     } else if (binding.place) {
       program.addresses.push_back(binding.place->tensor.data);
     } else {

@@ -33,7 +33,7 @@ class Compiler {
     program_->device = std::move(device);
     program_->binds = device_ && binding.binds;
     program_->kept = binding.kept, program_->places = binding.places;
-    program_->awaited = binding.awaited;
+    program_->awaited = binding.awaited, program_->consumed = binding.consumed;
     if (program_->binds) local_.insert(binding.local.begin(), binding.local.end());
   }
 

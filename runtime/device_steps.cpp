@@ -112,16 +112,29 @@ class StepGrower {
     return device_.kernels().find(node.op, node.domain);
   }
 
+  // Whether the node only widens what those after it compute with: it runs with them, so that nothing of the wide type is stored.
+  bool widens_for_followers(const Node& node) const {
+    if (!node.is("Cast") || graph_outputs_.contains(node.out(0))) return false;
+    const auto users = consumers_.find(node.out(0));
+    if (users == consumers_.end() || bits_of(node.out(0)->type.dtype) <= bits_of(node.input(0)->type.dtype)) return false;
+    return std::all_of(users->second.begin(), users->second.end(), [&](const Node* user) {
+      const KernelRecord* own = record(*user);
+      return own && own->follows;
+    });
+  }
+
   // Tries the steps of all producers together, then each alone: contractions first, then the latest.
   bool joins(const Node& node) {
     const KernelRecord* own = record(node);
     if (!own || !own->follows) return false;
+    const bool leaves_contractions = widens_for_followers(node);
     std::vector<size_t> producers;
     for (const Value* v : node.inputs) {
       if (!v || !v->producer || !step_of_.count(v->producer)) continue;
       const size_t step = step_of_.at(v->producer);
       const KernelRecord* leader = record(*steps_[step].front());
       if (!leader || !leader->leads || std::count(producers.begin(), producers.end(), step)) continue;
+      if (leaves_contractions && !leader->follows) continue;
       producers.push_back(step);
     }
     if (producers.size() > 1 && join(producers, node)) return true;

@@ -63,11 +63,12 @@ Block::~Block() {
   count_->remove(bytes_);
 }
 
-// Four classes between powers of two: at most a quarter is wasted.
+// Four classes between powers of two, where at most a quarter is wasted; of large buffers, which are what memory is full of, 32.
 size_t BufferPool::size_class(size_t bytes) {
   if (bytes <= 256) return 256;
   if (bytes > (size_t{1} << 62)) return bytes;
-  size_t step = std::bit_floor(bytes - 1) / 4;
+  constexpr size_t kLarge = size_t{1} << 20;
+  size_t step = std::bit_floor(bytes - 1) / (bytes > kLarge ? 32 : 4);
   return (bytes + step - 1) / step * step;
 }
 

@@ -15,7 +15,7 @@ class Buffers {
  public:
   Buffers(const Program& program) : parent_(program.slots.size()), lives_(program.slots.size()), offsets_(program.slots.size()) {
     std::iota(parent_.begin(), parent_.end(), 0);
-    for (auto& life : lives_) life = {-1, -1, false, true};
+    for (auto& life : lives_) life = {};
     int count = static_cast<int>(program.steps.size());
     for (int s = 0; s < count; ++s) {
       for (int slot : program.steps[static_cast<size_t>(s)].inputs) {
@@ -40,12 +40,20 @@ class Buffers {
         life.escapes = true;
       }
     }
+    for (size_t input : program.consumed) {
+      const int slot = program.inputs[input];
+      if (slot < 0 || program.slots[static_cast<size_t>(slot)].memory != Memory::device || !program.slots[static_cast<size_t>(slot)].fixed)
+        continue;
+      lives_[static_cast<size_t>(slot)].consumed = program.binds;
+    }
   }
 
   struct Life {
     int first = -1, last = -1;  // steps
     bool escapes = false;       // outlives the program's run
     bool planned = true;        // of known size, ours
+    bool consumed = false;      // an input's, which is ours once it has been read
+    bool overwritten = false;   // likewise: and a step writes over it
   };
   int root(int slot) {
     while (parent_[static_cast<size_t>(slot)] != slot)
@@ -85,7 +93,10 @@ void overwrite_input(Program& program, Buffers& buffers, int s, int wanted) {
     const int in = step.inputs[static_cast<size_t>(i)];
     if (in < 0 || (wanted != kOverwriteAny && wanted != i)) continue;
     const Buffers::Life& life = buffers.life(in);
-    bool dies = life.planned && !life.escapes && life.first >= 0 && life.last == s;
+    const bool made_here = life.planned && life.first >= 0;
+    // An output that is one of the program's is handed over in memory of its own.
+    const bool consumed = life.consumed && buffers.life(out).last < static_cast<int>(program.steps.size());
+    const bool dies = (made_here || consumed) && !life.escapes && life.last == s;
     if (!dies || !same_bytes(program.slots[static_cast<size_t>(in)], program.slots[static_cast<size_t>(out)])) continue;
     // A kernel that isn't elementwise may read its other inputs after it has written.
     const auto shares = [&](int other) { return other >= 0 && buffers.root(other) == buffers.root(in); };
@@ -98,6 +109,7 @@ void overwrite_input(Program& program, Buffers& buffers, int s, int wanted) {
     if (std::any_of(step.inputs.begin(), step.inputs.end(), is_part)) continue;
     buffers.join(out, in);
     buffers.offset(out) = buffers.offset(in);
+    if (consumed) buffers.life(in).overwritten = true;
     return;
   }
 }
@@ -147,7 +159,7 @@ void bind_slots(Program& program, Buffers& buffers) {
     const int slot = program.inputs[i];
     if (slot < 0 || program.slots[static_cast<size_t>(slot)].memory != Memory::device) continue;
     number[static_cast<size_t>(buffers.root(slot))] = static_cast<int>(program.bindings.size());
-    program.bindings.push_back({.input = static_cast<int>(i)});
+    program.bindings.push_back({.input = static_cast<int>(i), .overwritten = buffers.life(slot).overwritten});
   }
   for (size_t o = 0; o < program.outputs.size(); ++o) {
     const Slot& slot = program.slots[static_cast<size_t>(program.outputs[o])];

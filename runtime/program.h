@@ -130,9 +130,10 @@ struct Segment {
 // Memory of a device whose address is known when a program runs: that of an input, or what an output is handed over in.
 struct Binding {
   int input = -1;                       // among the program's inputs; -1: of an output
-  size_t bytes = 0;                     // of an output
+  bool overwritten = false;             // of an input: a step writes over it
+  size_t bytes = 0;                     // of what lies in it
   const RuntimeValue* place = nullptr;  // of an output: where it is kept; null: it is handed over
-  std::shared_ptr<void> memory;         // of an output, while the program runs
+  std::shared_ptr<void> memory;         // while the program runs: of an output, or of a copy of an input that others hold too
 };
 
 // A point of a program from which on some of its outputs are what they are in the end: they are made, and nothing touches them any more.
@@ -154,6 +155,7 @@ struct Program {
   std::shared_ptr<Device> device;                                   // null: all on the host
   std::vector<Segment> segments;
   std::vector<std::vector<size_t>> awaited;  // as BindingSpec says
+  std::vector<size_t> consumed;              // likewise
   std::vector<Milestone> milestones;         // by step
   std::vector<bool> settled;                 // outputs whose values were put where they are kept already, in the run at hand
   int64_t runs = 0;
@@ -181,6 +183,7 @@ struct BindingSpec {
   std::vector<int> kept;                    // for each output: the input whose new value it is, which goes where the old one lies; -1: none
   std::vector<const RuntimeValue*> places;  // for each output: what is kept and not among the inputs, likewise; null: none
   std::vector<size_t> local;  // outputs that only other graphs of this rank take: they stay in the layout that they are made in
+  std::vector<size_t> consumed;  // inputs that nobody needs once the program has read them: its steps may write over them
   std::vector<std::vector<size_t>> awaited;  // sets of outputs that somebody waits for while the program runs, on the host too
 };
 // `inputs` are values of `model.graph`; the contents of `model` are not changed.
@@ -216,6 +219,7 @@ class ProgramCache {
   void forget_captured();  // work that was captured; it is recorded anew
   void bind(BindingSpec binding) { binding_ = std::move(binding); }
   void stays_on_rank(size_t output) { binding_.local.push_back(output); }
+  void may_overwrite(size_t input) { binding_.consumed.push_back(input); }
   void await(std::vector<std::vector<size_t>> outputs) { binding_.awaited = std::move(outputs); }
   const Program* last_program() const { return entries_.empty() ? nullptr : entries_.front().program.get(); }
 

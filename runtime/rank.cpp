@@ -146,6 +146,8 @@ void Rank::find_crossings() {
     }
   }
   for (auto& stage : stages_) {
+    for (const Crossing& crossing : stage->incoming)
+      if (crossing.peer_rank < 0 && is_taken_once(*crossing.route)) stage->cache->may_overwrite(crossing.place);
     for (MicroBatch& slot : stage->micro_batches) slot.receiving.resize(stage->incoming.size());
   }
   for (const PlanOutput& output : plan_->outputs) {
@@ -158,6 +160,14 @@ void Rank::find_crossings() {
     output_places_.push_back(place);
     fetched_.emplace_back(static_cast<size_t>(plan_->micro_batches));
   }
+}
+
+// Whether nobody but the route's end takes what it carries.
+bool Rank::is_taken_once(const Route& route) const {
+  const auto same = [&](int stage, const std::string& name) { return stage == route.from_stage && name == route.from_name; };
+  return !route.from_name.starts_with(kStateOutput) &&
+         std::count_if(plan_->routes.begin(), plan_->routes.end(), [&](const Route& r) { return same(r.from_stage, r.from_name); }) == 1 &&
+         std::none_of(plan_->outputs.begin(), plan_->outputs.end(), [&](const PlanOutput& o) { return same(o.stage, o.name); });
 }
 
 Rank::Stage& Rank::stage(int number) {

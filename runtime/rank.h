@@ -119,6 +119,7 @@ class Rank {
 
   void add_stage(int number, const SessionOptions& options);
   void find_crossings();
+  bool is_taken_once(const Route& route) const;
   Stage& stage(int number);
   void join_groups(Communicator& world);
   int wire_tag(const Route& route, int micro_batch) const { return route.tag * plan_->micro_batches + micro_batch; }

@@ -10,7 +10,28 @@
 namespace fretsaw {
 namespace {
 
+std::vector<int64_t> swaps_last_two(size_t rank) {
+  std::vector<int64_t> perm(rank);
+  for (size_t d = 0; d < rank; ++d) perm[d] = static_cast<int64_t>(d);
+  std::swap(perm[rank - 2], perm[rank - 1]);
+  return perm;
+}
+
+// What x [..., n, m] is the transpose [..., m, n] of, so that the backward pass keeps that one alone; null where x is no transpose.
+Value* source_of_transpose(const Value* x, size_t rank) {
+  const Node* node = x->producer;
+  if (!node || !node->is("Transpose")) return nullptr;
+  const std::vector<int64_t> perm = node->get_ints("perm");
+  return perm == swaps_last_two(rank) || (perm.empty() && rank == 2) ? node->inputs[0] : nullptr;
+}
+
+void read_source(Value*& matrix, bool& transposes) {
+  if (Value* source = source_of_transpose(matrix, 2)) matrix = source, transposes = !transposes;
+}
+
 Value* gemm(GradientContext& c, Value* a, bool transposes_a, Value* b, bool transposes_b, float alpha = 1) {
+  read_source(a, transposes_a);
+  read_source(b, transposes_b);
   std::vector<Attribute> attributes;
   if (alpha != 1) attributes.push_back({"alpha", alpha});
   if (transposes_a) attributes.push_back({"transA", int64_t{1}});
@@ -25,10 +46,8 @@ Value* as_rows(GradientContext& c, Value* x, size_t rank) {
 
 // [..., m, n] -> [..., n, m]
 Value* transposed(GradientContext& c, Value* x, size_t rank) {
-  std::vector<int64_t> perm(rank);
-  for (size_t d = 0; d < rank; ++d) perm[d] = static_cast<int64_t>(d);
-  std::swap(perm[rank - 2], perm[rank - 1]);
-  return c.add("Transpose", {x}, {{"perm", perm}});
+  if (Value* source = source_of_transpose(x, rank)) return source;
+  return c.add("Transpose", {x}, {{"perm", swaps_last_two(rank)}});
 }
 
 // a [..., m, k], b [k, n]: one product over all rows, da = g bT, db = aT g

@@ -90,7 +90,7 @@ Term gelu_tanh(const Term& g, const Term& x) {
 }
 
 Term gelu(Term g, Term x, Term) {
-  return g.context->node().get_string("approximate", "none") == "tanh" ? gelu_tanh(g, x) : gelu_exact(g, x);
+  return in_float32(g.context->node().get_string("approximate", "none") == "tanh" ? gelu_tanh : gelu_exact, g, x);
 }
 
 }  // namespace

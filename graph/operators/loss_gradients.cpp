@@ -55,7 +55,7 @@ std::vector<Value*> row_cross_entropy_gradient(GradientContext& c) {
   if (c.of_output(1)) c.refuse("has no gradient for its second result");
   std::vector<Value*> found = c.none();
   found[0] = c.add_own("CrossEntropyGrad", {c.of_output(), c.input(0), c.input(1), c.output(1, DType::float32)},
-                       c.attributes({"label_smoothing", "ignore_index"}));
+                       c.attributes({"label_smoothing", "ignore_index", "classes"}));
   found[0]->type.dtype = c.input(0)->type.dtype;
   return found;
 }

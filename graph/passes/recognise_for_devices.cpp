@@ -82,6 +82,7 @@ void recognise_for_devices(Model& model, MergedWeights* kept) {
   merge_products(model, {}, kept);
   join_rotations(model);
   turn_rows(model);
+  turn_products(model);
   sink_reshapes(model);
   stride_attention(model);
 }

@@ -42,7 +42,7 @@ class ReshapeSinker {
   void run() {
     edit_.walk([&](Node& node) {
       if (is_product(node)) steps_.insert(node.out(0));
-      if (follows(node)) sink(node);
+      if (follows(node) && !node.is("Cast")) sink(node);  // a Cast is of what computes with its result
       return true;
     });
   }

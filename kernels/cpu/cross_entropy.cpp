@@ -15,10 +15,17 @@ namespace {
 struct Settings {
   explicit Settings(const Node& node) : smoothing(node.get_float("label_smoothing", 0)) {
     if (node.has("ignore_index")) ignored = node.get_int("ignore_index", 0);
+    if (node.has("classes")) classes = node.get_int("classes", 0);
   }
   float smoothing;
+  std::optional<int64_t> classes;
   std::optional<int64_t> ignored;
 
+  // How many of a row's scores count.
+  int64_t classes_of(int64_t columns) const {
+    require(!classes || (*classes > 0 && *classes <= columns), "more classes than scores in a row");
+    return classes.value_or(columns);
+  }
   // The class of a row; -1 where it counts for nothing.
   int64_t class_of(int64_t target, int64_t classes) const {
     if (ignored && target == *ignored) return -1;
@@ -36,14 +43,14 @@ CompiledKernel make_cross_entropy(const CompileContext& c) {
   return {[s = Settings(c.node())](RunContext& r) {
     const TensorView &scores = r.input(0), &target = r.input(1);
     check(scores, target);
-    const int64_t rows = scores.dims[0], C = scores.dims[1];
+    const int64_t rows = scores.dims[0], columns = scores.dims[1], C = s.classes_of(columns);
     float* losses = sized_output(r, 0, {rows}, DType::float32).as<float>();
     float* lse = r.wants_output(1) ? sized_output(r, 1, {rows}, DType::float32).as<float>() : nullptr;
     parallel_for(rows, std::max<int64_t>(kGrainElements / std::max<int64_t>(C, 1), 1), r.threads(), [&](int64_t begin, int64_t end) {
       std::vector<float> row(static_cast<size_t>(C));
       for (int64_t i = begin; i < end; ++i) {
         const int64_t label = s.class_of(target.as<int64_t>()[i], C);
-        load_as<float>(scores.dtype, scores.data, i * C, C, row.data());
+        load_as<float>(scores.dtype, scores.data, i * columns, C, row.data());
         float log_sum = 0, mean = 0;
         run_vectorised([&]() FRETSAW_ALWAYS_INLINE {
           const float top = max_row(row.data(), C);
@@ -61,21 +68,21 @@ CompiledKernel make_cross_entropy_grad(const CompileContext& c) {
   return {[s = Settings(c.node())](RunContext& r) {
     const TensorView &dloss = r.input(0), &scores = r.input(1), &target = r.input(2), &lse = r.input(3);
     check(scores, target);
-    const int64_t rows = scores.dims[0], C = scores.dims[1];
+    const int64_t rows = scores.dims[0], columns = scores.dims[1], C = s.classes_of(columns);
     require(dloss.count() == rows && lse.count() == rows, "a gradient and a logarithm are wanted for each row of scores");
     TensorView& dx = sized_output(r, 0, scores.dims, scores.dtype);
     parallel_for(rows, std::max<int64_t>(kGrainElements / std::max<int64_t>(C, 1), 1), r.threads(), [&](int64_t begin, int64_t end) {
-      std::vector<float> row(static_cast<size_t>(C));
+      std::vector<float> row(static_cast<size_t>(columns));  // zeros behind the classes
       for (int64_t i = begin; i < end; ++i) {
         const int64_t label = s.class_of(target.as<int64_t>()[i], C);
         const float factor = label < 0 ? 0.0f : dloss.as<float>()[i], shift = lse.as<float>()[i], all = s.smoothing / static_cast<float>(C);
-        load_as<float>(scores.dtype, scores.data, i * C, C, row.data());
+        load_as<float>(scores.dtype, scores.data, i * columns, C, row.data());
         run_vectorised([&]() FRETSAW_ALWAYS_INLINE {
 #pragma omp simd
           for (int64_t k = 0; k < C; ++k) row[static_cast<size_t>(k)] = factor * (exp_of(row[static_cast<size_t>(k)] - shift) - all);
         });
         if (label >= 0) row[static_cast<size_t>(label)] -= factor * (1 - s.smoothing);
-        store_from<float>(dx.dtype, dx.data, i * C, C, row.data());
+        store_from<float>(dx.dtype, dx.data, i * columns, columns, row.data());
       }
     });
   }};

@@ -12,8 +12,15 @@ constexpr int kThreads = 512;
 struct Settings {
   explicit Settings(const Node& node) : smoothing(node.get_float("label_smoothing", 0)) {
     if (node.has("ignore_index")) ignores = true, ignored = node.get_int("ignore_index", 0);
+    if (node.has("classes")) classes = node.get_int("classes", 0);
+  }
+  // How many of a row's scores count.
+  int64_t classes_of(int64_t columns) const {
+    require(classes <= columns, "more classes than scores in a row");
+    return classes > 0 ? classes : columns;
   }
   float smoothing;
+  int64_t classes = 0;  // 0: all
   bool ignores = false;
   int64_t ignored = 0;
 };
@@ -68,11 +75,11 @@ struct ExponentialsJoin {
 };
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
-    cross_entropy(const T* scores, const int64_t* target, int64_t n, Settings s, float* losses, float* lse, DeviceFault* fault) {
+__global__ void __launch_bounds__(kThreads) cross_entropy(const T* scores, const int64_t* target, int64_t columns, int64_t n, Settings s,
+                                                          float* losses, float* lse, DeviceFault* fault) {
   __shared__ Exponentials shared[kThreads / 32];
   const int64_t row = blockIdx.x;
-  const T* x = scores + row * n;
+  const T* x = scores + row * columns;
   const Pieces<T> pieces(x, n);
   const Exponentials start{-INFINITY, 0, 0};
   Exponentials own = start;
@@ -99,12 +106,12 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    cross_entropy_gradient(const float* dloss, const T* scores, const int64_t* target, const float* lse, int64_t n, Settings s, T* dscores,
-                           DeviceFault* fault) {
+    cross_entropy_gradient(const float* dloss, const T* scores, const int64_t* target, const float* lse, int64_t columns, int64_t n,
+                           Settings s, T* dscores, DeviceFault* fault) {
   const int64_t row = blockIdx.x, label = class_of(s, target, row, n, fault);
-  const T* x = scores + row * n;
-  T* dx = dscores + row * n;
-  const Pieces<T> pieces(x, n);  // those of dx too: both tensors begin at a multiple of 16 bytes
+  const T* x = scores + row * columns;
+  T* dx = dscores + row * columns;  // may be the same memory: each thread reads what it writes itself
+  const Pieces<T> pieces(x, n);     // those of dx too: both tensors begin at a multiple of 16 bytes
   const float factor = label < 0 ? 0.0f : dloss[row], shift = lse[row], all = s.smoothing / static_cast<float>(n);
   const auto gradient = [&](float score, int64_t at) {
     return factor * (__expf(score - shift) - all - (at == label ? 1 - s.smoothing : 0.0f));
@@ -120,6 +127,7 @@ __global__ void __launch_bounds__(kThreads)
     *reinterpret_cast<uint4*>(dx + at) = made.bits;
   }
   for (int64_t i = pieces.rest + threadIdx.x; i < n; i += kThreads) dx[i] = narrow<T>(gradient(static_cast<float>(widen(x[i])), i));
+  for (int64_t i = n + threadIdx.x; i < columns; i += kThreads) dx[i] = narrow<T>(0.0f);
 }
 
 void check(const TensorView& scores, const TensorView& target) {
@@ -131,25 +139,25 @@ CompiledKernel make_cross_entropy(const CompileContext& c) {
   return {[s = Settings(c.node()), fault = gpu(c).fault_word(c.node())](RunContext& r) {
     const TensorView &scores = r.input(0), &target = r.input(1);
     check(scores, target);
-    const int64_t rows = scores.dims[0], n = scores.dims[1];
+    const int64_t rows = scores.dims[0], columns = scores.dims[1], n = s.classes_of(columns);
     float* losses = r.output(0, {rows}, DType::float32).as<float>();
     float* lse = r.wants_output(1) ? r.output(1, {rows}, DType::float32).as<float>() : nullptr;
     if (rows == 0) return;
     with_float_type(scores.dtype, [&](auto tag) {
       using T = typename decltype(tag)::type;
       if constexpr (sizeof(T) <= 4)
-        cross_entropy<T><<<static_cast<unsigned>(rows), kThreads, 0, stream_of(r)>>>(scores.as<T>(), target.as<int64_t>(), n, s, losses,
-                                                                                     lse, fault.get());
+        cross_entropy<T><<<static_cast<unsigned>(rows), kThreads, 0, stream_of(r)>>>(scores.as<T>(), target.as<int64_t>(), columns, n, s,
+                                                                                     losses, lse, fault.get());
     });
     check_launch("cross_entropy");
   }};
 }
 
 CompiledKernel make_cross_entropy_gradient(const CompileContext& c) {
-  return {[s = Settings(c.node()), fault = gpu(c).fault_word(c.node())](RunContext& r) {
+  const auto run = [s = Settings(c.node()), fault = gpu(c).fault_word(c.node())](RunContext& r) {
     const TensorView &dloss = r.input(0), &scores = r.input(1), &target = r.input(2), &lse = r.input(3);
     check(scores, target);
-    const int64_t rows = scores.dims[0], n = scores.dims[1];
+    const int64_t rows = scores.dims[0], columns = scores.dims[1], n = s.classes_of(columns);
     require(dloss.count() == rows && lse.count() == rows, "a gradient and a logarithm are wanted for each row of scores");
     TensorView& dx = r.output(0, scores.dims, scores.dtype);
     if (rows == 0) return;
@@ -157,10 +165,11 @@ CompiledKernel make_cross_entropy_gradient(const CompileContext& c) {
       using T = typename decltype(tag)::type;
       if constexpr (sizeof(T) <= 4)
         cross_entropy_gradient<T><<<static_cast<unsigned>(rows), kThreads, 0, stream_of(r)>>>(
-            dloss.as<float>(), scores.as<T>(), target.as<int64_t>(), lse.as<float>(), n, s, dx.as<T>(), fault.get());
+            dloss.as<float>(), scores.as<T>(), target.as<int64_t>(), lse.as<float>(), columns, n, s, dx.as<T>(), fault.get());
     });
     check_launch("cross_entropy_gradient");
-  }};
+  };
+  return {.run = run, .overwrites = 1};
 }
 
 template <size_t kScores>

@@ -83,7 +83,7 @@ ProductStep read_gemm(const CompileContext& c) {
   if (tb && s.N == 1) s.b_row = 1, s.b_column = 1;
   s.alpha = static_cast<double>(c.node().get_float("alpha", 1));
   const auto beta = static_cast<double>(c.node().get_float("beta", 1));
-  if (c.has_input(2) && beta != 0) read_gemm_c(c, step, beta);
+  if (c.node().input(2) && beta != 0) read_gemm_c(c, step, beta);
   return step;
 }
 

@@ -24,22 +24,27 @@ Lines lines_of_a(const ProductSpec& s) {
   return lines_of(s.M, s.K, s.a_row, s.a_column);
 }
 Lines lines_of_b(const ProductSpec& s) {
-  return lines_of(s.K, s.N, s.b_row, s.b_column);
+  return lines_of(s.K, std::max(s.N, s.b_columns), s.b_row, s.b_column);
 }
 bool is_ragged(const ProductSpec& s, const Lines& lines) {
   return lines.count > 1 && lines.from_one % (128 / bits_of(s.type)) != 0;
 }
 
-// Whether the operands' forms differ: A along K by its lines, B by its lines.
+// Whether the operands' forms differ: A along K by its lines, B by its lines or, where these run along K, by their number: as many as make
+// D's rows whole packs.
 struct Changes {
   bool a = false, b = false;
 };
+// Whether B's lines run along K and D's rows are no whole packs; a bias has N elements and no more.
+bool adds_lines(const ProductSpec& s) {
+  return s.b_column != 1 && s.beta == 0 && !s.bias && in_whole_packs(s.N, s.type) != s.N;
+}
 Changes changes_of(const ProductSpec& s) {
   const bool a = is_ragged(s, lines_of_a(s)), b = is_ragged(s, lines_of_b(s));
   // A longer K is one of both operands.
   const bool longer = (a && s.a_column == 1) || (b && s.b_column != 1);
   const bool both = longer && in_whole_packs(s.K, s.type) != s.K;
-  return {a || both, b || both};
+  return {a || both, b || both || adds_lines(s)};
 }
 
 // The eight elements from `shift` on of the sixteen in `low` and `high`.
@@ -125,6 +130,7 @@ ProductSpec padded_form(const ProductSpec& s) {
   if (changes.a) (s.a_column == 1 ? out.a_row : out.a_column) = in_whole_packs(s.a_column == 1 ? out.K : s.M, s.type);
   if (changes.b) (s.b_column == 1 ? out.b_row : out.b_column) = in_whole_packs(s.b_column == 1 ? s.N : out.K, s.type);
   if (changes.b && s.b_column == 1) out.b_columns = out.b_row;
+  if (adds_lines(s)) out.b_columns = in_whole_packs(s.N, s.type);
   return out;
 }
 

@@ -7,10 +7,11 @@ namespace fretsaw::cuda {
 
 // Whether the product is one of 16-bit floats, and so large that a copy of its operands is small beside it.
 bool is_large_product(const ProductSpec& spec);
-// Whether it is, has no batch, and at least one operand whose lines are no whole packs.
+// Whether it is, has no batch, and at least one operand whose lines are no whole packs, or B's lines run along K and their number, N, is
+// none.
 bool takes_padding(const ProductSpec& spec);
 // The product of the padded operands. M and N are as they were; K is whole packs where a padded operand has it along its lines; where B's
-// lines run along N, `b_columns` says how many columns it then has. What is added is zero.
+// lines run along N, or their number is made whole packs, `b_columns` says how many columns it then has. What is added is zero.
 ProductSpec padded_form(const ProductSpec& spec);
 // Scratch memory for the operands' copies.
 size_t padded_bytes(const ProductSpec& spec);

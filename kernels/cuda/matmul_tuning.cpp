@@ -18,7 +18,7 @@ constexpr double kBegunEarlier = 2;  // us that a product of few rows gains wher
 constexpr int64_t kFlushBytes = int64_t{96} << 20;    // more than the second-level caches of today's devices
 constexpr int64_t kLargestTimed = int64_t{16} << 30;  // operands of more bytes: the heuristic's first guess
 // The numbers change when their kernels do.
-constexpr const char *kSmall = "small 2", *kLt = "lt 1 ", *kStaged = "staged 2 ", *kPadded = "padded 1 ";
+constexpr const char *kSmall = "small 2", *kLt = "lt 1 ", *kStaged = "staged 3 ", *kPadded = "padded 1 ";
 constexpr int64_t kStagedParts[] = {256, 512};  // rows that are staged at a time: few enough to be copied from the second-level cache
 
 ProductSpec without_epilogue(ProductSpec spec) {
@@ -204,7 +204,7 @@ std::string guess(const ProductSpec& spec, const std::vector<std::pair<const LtW
   return found->first->name + to_text(found->second);
 }
 
-// The choice as text: "small 2", "lt 1 <algorithm>", "staged 2 <rows> <algorithm>", "padded 1 " and one of these two, or "simple".
+// The choice as text: "small 2", "lt 1 <algorithm>", "staged 3 <rows> <algorithm>", "padded 1 " and one of these two, or "simple".
 std::string fastest(GpuDevice& device, const ProductSpec& spec, const std::vector<LtWay>& ways) {
   std::vector<std::pair<const LtWay*, LtAlgorithm>> candidates;
   for (const LtWay& way : ways) {

@@ -319,6 +319,7 @@ CompiledKernel make_norm_gradient(const CompileContext& c) {
 std::string unsupported_norm_gradient(const CompileContext& c) {
   NormGradientOperands at;
   if (std::string reason = read_norm_gradient(c, at); !reason.empty()) return reason;
+  if (const auto x = c.input_dims(at.x); x && count_of(*x) == 0) return "no samples";
   std::string reason = at.y < 0 ? refuse_mixed_floats(c, {at.dy, at.x}) : refuse_mixed_floats(c, {at.dy, at.x, static_cast<size_t>(at.y)});
   return reason.empty() ? refuse_mixed_floats(c, {at.scale}) : reason;
 }

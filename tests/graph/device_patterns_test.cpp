@@ -245,6 +245,39 @@ TEST(SinkReshapes, LeavesOthers) {
   for (const auto& [body, expected] : cases) EXPECT_EQ(ops(*rows_model(body, ", float[2,3,4] z").graph), expected);
 }
 
+// What is read or left transposed, with the flags that come out.
+TEST(TurnProducts, ReadsAndLeavesMatricesWhereTheyLie) {
+  struct Case {
+    const char *graph, *expected;
+    int64_t trans_a, trans_b;
+  };
+  const Case cases[] = {
+      {"g (float[2,3,5] x, float[4,5] w) => (float[2,3,4] y) { t = Transpose<perm=[1,0]>(w) y = MatMul(x, t) }", "Reshape Gemm Reshape", 0,
+       1},
+      {"g (float[6,5] x, float[4,5] w) => (float[6,4] y) { t = Transpose(w) y = MatMul(x, t) }", "Gemm", 0, 1},
+      {"g (float[5,6] x, float[4,5] w) => (float[6,4] y) { s = Transpose(x) t = Transpose(w) y = Gemm(s, t) }", "Gemm", 1, 1},
+      {"g (float[6,5] x, float[5,4] w) => (float[6,4] y) { t = Transpose(w) y = Gemm<transB=1>(x, t) }", "Gemm", 0, 0},
+      {"g (float[6,5] x, float[6,4] w) => (float[4,5] y) { p = Gemm<transA=1>(x, w) y = Transpose(p) }", "Gemm", 1, 0},
+      {"g (float[6,5] x, float[4,5] w) => (float[4,6] y) { p = Gemm<transB=1>(x, w) y = Transpose(p) }", "Gemm", 0, 1},
+      // The product is used as it is, too; a bias has a place in its columns; a batch is no matrix.
+      {"g (float[6,5] x, float[5,4] w) => (float[4,6] y, float[6,4] p) { p = Gemm(x, w) y = Transpose(p) }", "Gemm Transpose", 0, 0},
+      {"g (float[6,5] x, float[5,4] w, float[4] b) => (float[4,6] y) { p = Gemm(x, w, b) y = Transpose(p) }", "Gemm Transpose", 0, 0},
+      {"g (float[2,3,5] x, float[2,4,5] w) => (float[2,3,4] y) { t = Transpose<perm=[0,2,1]>(w) y = MatMul(x, t) }", "Transpose MatMul", -1,
+       -1},
+  };
+  for (const Case& c : cases) {
+    Model model = inferred(c.graph);
+    turn_products(model);
+    EXPECT_EQ(ops(*model.graph), c.expected) << c.graph;
+    expect_sound(model);
+    for (const Node* node : model.graph->nodes) {
+      if (!node->is("Gemm")) continue;
+      EXPECT_EQ(node->get_int("transA", 0), c.trans_a) << c.graph;
+      EXPECT_EQ(node->get_int("transB", 0), c.trans_b) << c.graph;
+    }
+  }
+}
+
 TEST(MeansToPoolings, OverAllCells) {
   Model model = inferred(
       "g (float[2,8,3,5] x) => (float[2,8,1,1] a, float[2,8] b) <int64[2] last = {-1,2}, int64[2] cells = {2,3}> "

@@ -105,6 +105,40 @@ TEST(BoundStates, TheOldValueStaysAsLongAsItIsRead) {
   }
 }
 
+// An input that is the program's to use up: what is made of it lies there, unless somebody else holds it.
+TEST(BoundStates, InputsAreWrittenOverWhereNobodyElseHoldsThem) {
+  std::shared_ptr<Model> model = new_model();
+  Value* x = add_input(*model, "x", DType::float32, {kCount});
+  Value* inner = add_node(*model->graph, "Neg", {x}, "inner");
+  Value* axis = model->graph->add_constant("axis", make_int64(0));
+  model->graph->outputs = {add_node(*model->graph, "CumSum", {inner, axis}, "sums")};
+  infer_shapes(*model);
+  RankContext context;
+  context.device = std::make_shared<HostBackedDevice>();
+  context.device_memory = std::make_unique<RankMemory>(context.device.get());
+  context.now_us = no_time;
+  ProgramCache cache(model, model->graph->inputs, false);
+  cache.bind({.binds = true, .kept = {-1}});
+  cache.may_overwrite(0);
+  const std::vector<float> given = noise(kCount, 1);
+  std::vector<RuntimeValue> outputs(1);
+  for (bool shared : {false, true, false}) {
+    RuntimeValue value;
+    copy_pooled(context.device_memory->pool, float_value({kCount}, given), value, context.device.get());
+    const std::shared_ptr<void> other = shared ? value.owner : nullptr;
+    const RuntimeValue* inputs[] = {&value};
+    cache.run(inputs, outputs, context, 0);
+    float sum = 0;
+    const std::vector<float> got = elements<float>(outputs[0]), left = elements<float>(value);
+    for (size_t i = 0; i < given.size(); ++i) {
+      sum -= given[i];
+      EXPECT_NEAR(got[i], sum, 1e-4) << i;
+      EXPECT_EQ(left[i], shared ? given[i] : -given[i]) << i;
+    }
+  }
+  EXPECT_TRUE(cache.last_program()->bindings[0].overwritten);
+}
+
 // A sum over the state is no elementwise operator: its result of the same size does not go where it reads.
 TEST(BoundStates, OtherOperatorsAreNotMadeInPlace) {
   OneState one([](Model& m, Value* a, Value*) {

@@ -117,7 +117,9 @@ TEST_P(PaddedProduct, OfCopiesIsTheSame) {
 INSTANTIATE_TEST_SUITE_P(
     Some, PaddedProduct,
     ::testing::Values(PaddedCase{"RaggedColumnsOfB", 2048, 2501, 2048, false, false, true},                                     //
-                      PaddedCase{"RaggedResultAlone", 2048, 2501, 2048, false, true, false},                                    //
+                      PaddedCase{"RaggedResult", 2048, 2501, 2048, false, true, true},                                          //
+                      PaddedCase{"RaggedResultWithBias", 2048, 2501, 2048, false, true, false, true},                           //
+                      PaddedCase{"RaggedResultOfTurned", 2049, 2502, 2048, true, true, true},                                   //
                       PaddedCase{"RaggedInner", 2048, 2560, 2003, false, true, true},                                           //
                       PaddedCase{"RaggedInnerOfA", 2048, 2560, 2001, false, false, true},                                       //
                       PaddedCase{"RaggedInnerOfB", 2048, 2560, 2005, true, true, true},                                         //
