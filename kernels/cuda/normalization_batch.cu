@@ -196,8 +196,10 @@ CompiledKernel make_batch_norm(const CompileContext& c) {
 
 std::string unsupported_batch_norm(const CompileContext& c) {
   NormFollowers f;
-  const std::string reason = refuse_other_float_inputs(c);
-  return reason.empty() ? read_norm_followers(c, f) : reason;
+  if (const std::string reason = refuse_other_float_inputs(c); !reason.empty()) return reason;
+  const auto x = c.input_dims(0);
+  if (c.node().get_int("training_mode", 0) != 0 && x && count_of(*x) == 0) return "no samples";
+  return read_norm_followers(c, f);
 }
 
 }  // namespace
