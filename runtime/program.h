@@ -182,7 +182,7 @@ struct BindingSpec {
   bool binds = false;                       // they are read and written where they lie
   std::vector<int> kept;                    // for each output: the input whose new value it is, which goes where the old one lies; -1: none
   std::vector<const RuntimeValue*> places;  // for each output: what is kept and not among the inputs, likewise; null: none
-  std::vector<size_t> local;  // outputs that only other graphs of this rank take: they stay in the layout that they are made in
+  std::vector<size_t> local;     // outputs that only other graphs of this rank take: they stay in the layout that they are made in
   std::vector<size_t> consumed;  // inputs that nobody needs once the program has read them: its steps may write over them
   std::vector<std::vector<size_t>> awaited;  // sets of outputs that somebody waits for while the program runs, on the host too
 };
