@@ -11,12 +11,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using Arguments = std::vector<std::string>;
-
-Arguments operator+(Arguments a, const Arguments& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
 
 TEST_F(CommandTest, TrainFromAPlanIsTrainingTheModel) {
   const std::string model = write_mlp("m.onnx", 0);

@@ -10,6 +10,14 @@
 
 namespace fretsaw {
 
+// What stands behind the command's name.
+using Arguments = std::vector<std::string>;
+
+inline Arguments operator+(Arguments a, const Arguments& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
 // A float32 or int64 array as NumPy writes it.
 template <typename T>
 void write_array(const std::vector<T>& values, const std::string& shape, const std::string& path) {
