@@ -35,10 +35,9 @@ class AttentionGraph {
     if (with_stats) lay_out(made[1], kStats, p_.S, 1, stats_at()).set_data_type(fe::DataType_t::FLOAT);
   }
 
-  // Not by cuDNN's deterministic algorithm, which keeps gradients of all probabilities in memory: dQ's last bits may differ from run to
-  // run.
-  void add_backward() {
-    auto options = fe::graph::SDPA_backward_attributes().set_name("attention_gradient");
+  // deterministic: dQ is added up in one order, in memory that grows with S * T; else by atomics, so its last bits differ from run to run.
+  void add_backward(bool deterministic) {
+    auto options = fe::graph::SDPA_backward_attributes().set_name("attention_gradient").set_deterministic_algorithm(deterministic);
     set_masks(options);
     const TensorOfGraph y = operand("y", kY, p_.B, p_.H, p_.S, p_.V, p_.y_at), dy = operand("dy", kDy, p_.B, p_.H, p_.S, p_.V, p_.y_at),
                         stats = operand("stats", kStats, p_.B, p_.H, p_.S, 1, stats_at());
@@ -124,15 +123,22 @@ class CudnnAttention : public FusedAttention {
 // Its workspace: the result, the statistics, then that of either pass.
 class CudnnAttentionGradient : public FusedAttentionGradient {
  public:
-  CudnnAttentionGradient(const AttentionProblem& p, const FusedAttentionMasks& masks) : forward_(p, masks), backward_(p, masks) {
+  CudnnAttentionGradient(const AttentionProblem& p, const FusedAttentionMasks& masks)
+      : forward_(p, masks), backward_(p, masks), backward_by_atomics_(p, masks) {
     forward_.add_forward(true);
-    backward_.add_backward();
+    backward_.add_backward(true);
+    backward_by_atomics_.add_backward(false);
     const auto rounded = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
     const size_t rows = static_cast<size_t>(p.B) * static_cast<size_t>(p.H) * static_cast<size_t>(p.S);
     stats_at_ = rounded(rows * static_cast<size_t>(p.V) * 2);
     work_at_ = stats_at_ + rounded(rows * sizeof(float));
   }
-  bool build(cudnnHandle_t handle) { return forward_.build(handle) && backward_.build(handle); }
+  bool build(cudnnHandle_t handle) {
+    if (!forward_.build(handle)) return false;
+    if (backward_.build(handle) && backward_.workspace_bytes() <= kDeterministicBytes) return true;
+    backward_ = backward_by_atomics_;
+    return backward_.build(handle);
+  }
 
   size_t workspace_bytes() const override { return work_at_ + std::max(forward_.workspace_bytes(), backward_.workspace_bytes()); }
   void run(GpuDevice& device, const AttentionGradient& a, const void* bias, void* workspace) override {
@@ -145,7 +151,10 @@ class CudnnAttentionGradient : public FusedAttentionGradient {
   }
 
  private:
-  AttentionGraph forward_, backward_;
+  // The most memory that is spent on results that repeat to the bit.
+  static constexpr size_t kDeterministicBytes = size_t{1} << 30;
+
+  AttentionGraph forward_, backward_, backward_by_atomics_;
   size_t stats_at_ = 0, work_at_ = 0;
 };
 
