@@ -1,7 +1,7 @@
 """What must hold of fretsaw on GPUs, measured: one table, a row for each figure with what is wanted of it.
 
 Subcommands: zoo (every model whole), meshes (cut), speed (against PyTorch), tensor, pipeline and failures (several GPUs), memory, start,
-train-zoo and train-speed (training against PyTorch), all.
+train-zoo and train-speed (training against PyTorch), train-pipeline and train-data (training on several GPUs), all.
 Ends with 1 when a figure falls short or something failed.
 """
 import argparse
@@ -16,12 +16,13 @@ from gpu_failures import failures
 from gpu_limits import memory, start
 from gpu_plans import pipeline, tensor
 from gpu_speed import speed
+from gpu_train_pipeline import train_data, train_pipeline
 from gpu_training import train_speed, train_zoo
 from gpu_zoo import meshes, zoo
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ONE_GPU = {"zoo": zoo, "meshes": meshes, "speed": speed, "memory": memory, "start": start, "train-zoo": train_zoo, "train-speed": train_speed}
-MANY_GPUS = {"tensor": tensor, "pipeline": pipeline, "failures": failures}
+MANY_GPUS = {"tensor": tensor, "pipeline": pipeline, "train-pipeline": train_pipeline, "train-data": train_data, "failures": failures}
 COMMANDS = {**ONE_GPU, **MANY_GPUS}
 
 
