@@ -123,6 +123,15 @@ class StepGrower {
     });
   }
 
+  // Whether the step takes not only this Cast but also the Add after it, its only user: gradients are added up so, in the wide type.
+  bool takes_sum_too(size_t step, const Node& cast) const {
+    const auto& users = consumers_.at(cast.out(0));
+    if (users.size() != 1 || !users.front()->is("Add")) return false;
+    Members members = steps_[step];
+    members.insert(members.end(), {&cast, users.front()});
+    return why_unsupported_on_device(device_context(members, consumers_, graph_outputs_, device_, tf32_)).empty();
+  }
+
   // Tries the steps of all producers together, then each alone: contractions first, then the latest.
   bool joins(const Node& node) {
     const KernelRecord* own = record(node);
@@ -134,7 +143,7 @@ class StepGrower {
       const size_t step = step_of_.at(v->producer);
       const KernelRecord* leader = record(*steps_[step].front());
       if (!leader || !leader->leads || std::count(producers.begin(), producers.end(), step)) continue;
-      if (leaves_contractions && !leader->follows) continue;
+      if (leaves_contractions && !leader->follows && !takes_sum_too(step, node)) continue;
       producers.push_back(step);
     }
     if (producers.size() > 1 && join(producers, node)) return true;

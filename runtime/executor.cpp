@@ -91,12 +91,16 @@ void run_copy(Program& program, const Step& step, RankContext& rank) {
   const RuntimeValue& in = *step.input_values[0];
   RuntimeValue& out = *step.output_values[0];
   const Slot& slot = program.slots[static_cast<size_t>(step.outputs[0])];
-  if (in.kind != RuntimeValue::Kind::tensor || (slot.place != Place::arena && slot.place != Place::bound)) {
-    BufferPool& pool = slot.memory == Memory::device ? rank.device_memory->pool : rank.memory.pool;
-    return copy_pooled(pool, in, out, rank.device.get());
-  }
+  BufferPool& pool = slot.memory == Memory::device ? rank.device_memory->pool : rank.memory.pool;
+  if (in.kind != RuntimeValue::Kind::tensor) return copy_pooled(pool, in, out, rank.device.get());
+  if (slot.place != Place::arena && slot.place != Place::bound) make_pooled(pool, out, in.tensor.dtype, in.tensor.dims, in.tensor.layout);
   out.kind = RuntimeValue::Kind::tensor;
-  copy_bytes(out.tensor, in.tensor, in.tensor.bytes(), rank.device.get());
+  const size_t bytes = in.tensor.bytes();
+  const void* there = rank.staged && in.tensor.memory == Memory::host ? rank.staged->find(in.tensor.data, bytes) : nullptr;
+  if (there)
+    rank.device->copy(out.tensor.data, there, bytes);
+  else
+    copy_bytes(out.tensor, in.tensor, bytes, rank.device.get());
 }
 
 // Kernels fill outputs anew; one they leave out stays an empty optional.

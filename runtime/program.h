@@ -24,6 +24,7 @@
 #include "runtime/device_steps.h"
 #include "runtime/memory.h"
 #include "runtime/session.h"
+#include "runtime/staged_inputs.h"
 
 namespace fretsaw {
 
@@ -47,6 +48,7 @@ struct RankContext {
   RankMemory memory;
   std::unique_ptr<RankMemory> device_memory;  // of `device`
   std::unique_ptr<BufferPool> pinned;         // memory of the host that the device reaches directly
+  std::unique_ptr<StagedInputs> staged;       // null: every input is uploaded by the program that reads it
   bool trace = false;
   bool detect_anomaly = false;
   std::vector<TraceEvent> events;

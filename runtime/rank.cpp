@@ -60,6 +60,7 @@ Rank::Rank(std::shared_ptr<const Plan> plan, const SessionOptions& options, int 
     context_.device = on_device_.device;
     context_.device_memory = std::make_unique<RankMemory>(context_.device.get());
     context_.pinned = std::make_unique<BufferPool>(context_.memory.count, context_.device);
+    if (on_device_.open_again) context_.staged = std::make_unique<StagedInputs>(on_device_.open_again(), context_.device_memory->count);
   }
   context_.rank = plan_->mesh.rank(data, pipeline, tensor);
   context_.threads = threads;
@@ -269,6 +270,8 @@ void Rank::run_graph(Stage& target, const Action& action) {
   const double start_us = context_.now_us(), communicating_us = context_.communicating_us;
   const size_t runs_before = context_.device_runs.size();
   const auto finals = final_states_.find(&action);
+  const bool adds_up = target.kind != "forward";
+  if (adds_up) finish_clearing();
   context_.reached = nullptr;
   if (finals != final_states_.end()) {
     context_.reached = [&](Program& program, const Milestone& milestone) { pass_on(target, finals->second, program, milestone); };
@@ -276,6 +279,7 @@ void Rank::run_graph(Stage& target, const Action& action) {
   target.cache->run(target.arguments, slot.outputs, context_, 0);
   const double took_us = context_.now_us() - start_us;
   keep_states(target, slot);
+  if (!adds_up) begin_clearing();
   if (finals != final_states_.end()) give_finals(target, finals->second);
   if (!context_.device) busy_us_ += took_us - (context_.communicating_us - communicating_us);
   if (!context_.trace) return;
@@ -347,6 +351,7 @@ void Rank::end_device_work() {
     context_.device->use();
     context_.device->synchronize();
     if (reduction_) reduction_->context().device->synchronize();
+    if (context_.staged) context_.staged->forget();
   } catch (const Error&) {  // the step has failed already
   }
 }

@@ -43,8 +43,9 @@ class Rank {
 
   // The plan's outputs are on the host when it returns.
   void run_step(const StepInputs& step, Communicator& communicator);
-  void abort_devices();     // ends collectives among devices that wait for other ranks; from any thread
-  bool can_rejoin() const;  // whether new groups of devices can be made after that
+  void stage_inputs(const StepInputs& step);  // of a later step to the device, while this one runs; from another thread
+  void abort_devices();                       // ends collectives among devices that wait for other ranks; from any thread
+  bool can_rejoin() const;                    // whether new groups of devices can be made after that
   // The plan's output `index` of a micro-batch after a step; null where another rank makes it.
   const RuntimeValue* output(size_t index, int micro_batch) const;
   void forget_step();      // lets go of the last step's values
@@ -127,6 +128,8 @@ class Rank {
   void add_states();
   void place_together(const Graph& reduce);
   void begin_states(bool has_samples);
+  void begin_clearing();
+  void finish_clearing();
   void keep_states(Stage& stage, MicroBatch& slot);
   void add_reduction(const SessionOptions& options);
   void pass_on(Stage& stage, const std::vector<size_t>& finals, Program& program, const Milestone& milestone);
@@ -161,8 +164,11 @@ class Rank {
   const std::vector<Action>* actions_ = nullptr;
   std::vector<std::unique_ptr<Stage>> stages_;
   std::map<std::string, RuntimeValue> states_;
-  // Those that start at zero in every step. What micro-batches make anew, and add to nothing, is zero where there are none.
-  std::vector<RuntimeValue*> zeros_, made_anew_;
+  // Those that start at zero in every step, and of these those that no forward graph reads: a device clears them beside the first one.
+  // What micro-batches make anew, and add to nothing, is zero where there are none.
+  std::vector<RuntimeValue*> zeros_, late_zeros_, made_anew_;
+  std::shared_ptr<DeviceEvent> before_clearing_,
+      clearing_;  // the beginning of the step, until clearing begins; its end, until that is awaited
   std::map<const Action*, std::vector<size_t>> final_states_;  // outputs of the action's stage that nothing writes later in the step
   std::vector<OutputPlace> output_places_;
   std::vector<std::vector<Fetched>> fetched_;                          // [output][micro-batch]; those that do not stay where they are

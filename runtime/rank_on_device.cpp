@@ -1,4 +1,6 @@
 // What a rank does because it runs on a device: parcels to and from other devices, outputs on their way to the host, and times.
+#include <algorithm>
+#include <set>
 #include <utility>
 
 #include "kernels/cpu/parallel.h"
@@ -66,6 +68,32 @@ void Rank::fetch(Fetched& fetched, const RuntimeValue& value) {
   fetched.source = value.owner;
 }
 
+// The rank's samples of each input that its stages read, where they lie in one piece. The driver takes small ones from the host at once.
+void Rank::stage_inputs(const StepInputs& step) {
+  constexpr size_t kLeast = size_t{64} << 10;  // bytes
+  const std::vector<BatchPart>& parts = step.batches.parts[static_cast<size_t>(data_)];
+  if (!context_.staged || parts.empty()) return;
+  std::set<int> numbers;
+  for (const auto& stage : stages_) numbers.insert(stage->plan_inputs.begin(), stage->plan_inputs.end());
+  std::vector<StagedInputs::Piece> pieces;
+  for (const int number : numbers) {
+    const RuntimeValue* whole = number < 0 ? nullptr : step.inputs[static_cast<size_t>(number)];
+    if (!whole || whole->kind != RuntimeValue::Kind::tensor || !whole->owner || whole->tensor.memory != Memory::host) continue;
+    if (whole->tensor.dtype == DType::string) continue;
+    StagedInputs::Piece piece{static_cast<const std::byte*>(whole->tensor.data), whole->tensor.bytes(), whole->owner};
+    const int axis = plan_->inputs[static_cast<size_t>(number)].batch_axis;
+    if (axis >= 0 && step.batches.batch > 0) {
+      const Dims& dims = whole->tensor.dims;
+      if (std::any_of(dims.begin(), dims.begin() + axis, [](int64_t d) { return d != 1; })) continue;
+      const size_t sample = piece.bytes / static_cast<size_t>(step.batches.batch);
+      const int64_t begin = parts.front().begin, end = parts.back().begin + parts.back().count;
+      piece.data += sample * static_cast<size_t>(begin), piece.bytes = sample * static_cast<size_t>(end - begin);
+    }
+    if (piece.bytes >= kLeast) pieces.push_back(std::move(piece));
+  }
+  if (!pieces.empty()) context_.staged->stage(pieces);
+}
+
 void Rank::align_clocks() {
   context_.device->synchronize();
   context_.device_origin = context_.device->record(/*timed=*/true);
@@ -76,6 +104,7 @@ void Rank::align_clocks() {
 // Waits for the device and the outputs that are fetched from it, and takes its times.
 void Rank::finish_on_device() {
   context_.device->synchronize();
+  if (context_.staged) context_.staged->forget();
   for (auto& of_output : fetched_) {
     for (Fetched& fetched : of_output) fetched.end.reset(), fetched.source.reset();
   }

@@ -80,6 +80,15 @@ void Rank::add_states() {
   };
   std::copy_if(made_anew_.begin(), made_anew_.end(), std::back_inserter(zeros_), is_added_to);
   std::erase_if(made_anew_, is_added_to);
+  const auto is_read_forward = [&](RuntimeValue* state) {
+    return std::any_of(stages_.begin(), stages_.end(), [&](const auto& stage) {
+      return stage->kind == "forward" &&
+             std::find(stage->state_inputs.begin(), stage->state_inputs.end(), state) != stage->state_inputs.end();
+    });
+  };
+  if (!context_.device) return;
+  std::copy_if(zeros_.begin(), zeros_.end(), std::back_inserter(late_zeros_), [&](RuntimeValue* state) { return !is_read_forward(state); });
+  std::erase_if(zeros_, [&](RuntimeValue* state) { return !is_read_forward(state); });
 }
 
 // States that are added up over ranks together lie in one piece of memory, so that the exchange is one call for all of it
@@ -118,7 +127,25 @@ void Rank::begin_states(bool has_samples) {
       std::memset(view.data, 0, view.bytes());
   };
   std::for_each(zeros_.begin(), zeros_.end(), clear);
-  if (!has_samples) std::for_each(made_anew_.begin(), made_anew_.end(), clear);
+  if (!late_zeros_.empty()) before_clearing_ = context_.device->record();
+  if (has_samples) return;
+  std::for_each(made_anew_.begin(), made_anew_.end(), clear);
+  finish_clearing();
+}
+
+// Once a forward graph is on the stream, which leaves the memory time to spare.
+void Rank::begin_clearing() {
+  if (!before_clearing_) return;
+  std::vector<Device::Piece> pieces;
+  for (const RuntimeValue* state : late_zeros_) pieces.push_back({state->tensor.data, state->tensor.bytes()});
+  clearing_ = context_.device->clear_beside(pieces, *before_clearing_);
+  before_clearing_.reset();
+}
+
+void Rank::finish_clearing() {
+  begin_clearing();
+  if (clearing_) context_.device->wait_for(*clearing_);
+  clearing_.reset();
 }
 
 // A new value takes the place of the old one, which nothing reads any more.

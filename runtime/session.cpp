@@ -249,6 +249,17 @@ std::vector<RuntimeValue> Session::run(const std::map<std::string, RuntimeValue>
   return outputs;
 }
 
+void Session::stage(const std::map<std::string, RuntimeValue>& inputs) {
+  if (impl_->group.devices.empty()) return;
+  try {
+    StepInputs step;
+    step.inputs = check_inputs(*impl_->plan, inputs, impl_->has_default);
+    step.batches = divide_batch(*impl_->plan, step.inputs);
+    for (auto& rank : impl_->ranks) rank->stage_inputs(step);
+  } catch (const Error&) {  // the run does without, or says what is wrong
+  }
+}
+
 void Session::update() {
   impl_->step.update = true;
   impl_->run_ranks();

@@ -53,8 +53,8 @@ struct CommunicationCount {
 // process had best end without the usual clean-up, which would wait for it or take from under it what it uses.
 bool must_exit_at_once();
 
-// Threads, memory and compiled programs for one plan. Not thread-safe: one step at a time. After an error the next step starts anew, unless
-// something was left running: then every step fails.
+// Threads, memory and compiled programs for one plan. Not thread-safe but for `stage`: one step at a time. After an error the next step
+// starts anew, unless something was left running: then every step fails.
 class Session {
  public:
   explicit Session(std::shared_ptr<const Plan> plan, const SessionOptions& options = {});
@@ -63,6 +63,10 @@ class Session {
   // Inputs by the source model's names, whole batches; an input with a default may be left out. Outputs in the source's order. Throws
   // Error naming the input that is missing or has the wrong type or rank, or rank, stage, node and cause of what failed.
   std::vector<RuntimeValue> run(const std::map<std::string, RuntimeValue>& inputs);
+  // For ranks on devices: brings inputs there ahead of the `run` that is given the same values, beside the one before it. Called from one
+  // thread, which may be another than `run`'s; returns when they are there. Nothing is staged of what `run` will refuse, or for want of
+  // memory.
+  void stage(const std::map<std::string, RuntimeValue>& inputs);
   // Of a plan that trains, after `run`: every rank's update graphs.
   void update();
   // What ranks keep under a name (PlanState), on the host and whole, put together from the ranks' parts; absent where no rank keeps it.

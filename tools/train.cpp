@@ -11,6 +11,7 @@
 #include "graph/errors.h"
 #include "graph/training/lr_schedule.h"
 #include "runtime/training/background_checkpoints.h"
+#include "runtime/training/read_ahead.h"
 #include "tools/commands.h"
 #include "tools/execution.h"
 #include "tools/json_output.h"
@@ -108,8 +109,12 @@ class TrainingRun {
     std::optional<StopSignals> signals;
     if (!settings_.checkpoints.empty()) signals.emplace();
     run_.done = first_;
+    ReadAhead batches(data_, settings_.batch, steps_ - first_, [&](Batch& batch) {
+      keep_inputs(batch, inputs_);
+      trainer_.stage(batch);
+    });
     for (int64_t i = first_; i < steps_; ++i) {
-      step(i);
+      step(i, batches);
       if (evaluates_after(i) && !StopSignals::caught()) evaluate(i);
       if (signals && i + 1 < steps_) run_.stopped_by = StopSignals::caught();
       if (saves_after(i) || run_.stopped_by) save(i);
@@ -126,10 +131,11 @@ class TrainingRun {
   bool evaluates_after(int64_t i) const { return evaluation_ && is_due(i, settings_.eval_every); }
   bool saves_after(int64_t i) const { return !settings_.checkpoints.empty() && is_due(i, settings_.every); }
 
-  void step(int64_t i) {
-    Batch batch = data_.next(settings_.batch);
-    keep_inputs(batch, inputs_);
+  void step(int64_t i, ReadAhead& batches) {
     const auto start = std::chrono::steady_clock::now();
+    const ReadAhead::Read read = batches.next();
+    const Batch& batch = read.batch;
+    next_batch_ = read.after;
     const StepResult result = trained(i, batch);
     const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
     const int64_t samples = samples_of(batch, trainer_.plan().plan->inputs);
@@ -190,7 +196,7 @@ class TrainingRun {
 
   CheckpointState state_after(int64_t i) const {
     CheckpointState state;
-    state.step = i + 1, state.seed = settings_.seed, state.data = data_.position();
+    state.step = i + 1, state.seed = settings_.seed, state.data = next_batch_;
     state.more[kUpdates] = std::to_string(trainer_.updates());
     if (rates_.total > 0) state.more[kRateTotal] = std::to_string(rates_.total);
     return state;
@@ -206,7 +212,8 @@ class TrainingRun {
   TrainProgress progress_;
   BackgroundCheckpoints checkpoints_;
   std::vector<std::string> inputs_;
-  bool saves_gradients_;  // still to do: those of the first step that is not skipped
+  DataPosition next_batch_;  // where it begins: batches are read ahead
+  bool saves_gradients_;     // still to do: those of the first step that is not skipped
   Run run_;
 };
 

@@ -98,15 +98,16 @@ Dims without_ones(const Dims& dims) {
   return Dims(std::find_if(dims.begin(), dims.end(), [](int64_t d) { return d != 1; }), dims.end());
 }
 
-// An Add after the product: of a bias [N], or of a tensor of the output's shape.
+// An Add after the product: of a bias [N], or of a tensor of the output's shape. After a Cast only the latter.
 std::string read_add(const CompileContext& c, const Node& node, const Value* previous, ProductStep& step) {
   if (node.input(0) == node.input(1)) return "an Add of a value to itself";
   const int operand = input_index(c, node.input(node.input(0) == previous ? 1 : 0));
   if (operand < 0) return "an Add of no value from outside";
   const auto at = static_cast<size_t>(operand);
   const std::optional<Dims> dims = c.input_dims(at);
-  if (!dims || c.input_dtype(at) != step.spec.type || dims->size() > step.y.size()) return "an Add of another shape or type";
-  if (step.bias < 0 && step.column_is_last && count_of(*dims) == step.spec.N && !dims->empty() && dims->back() == step.spec.N) {
+  if (!dims || c.input_dtype(at) != output_type(step.spec) || dims->size() > step.y.size()) return "an Add of another shape or type";
+  if (step.bias < 0 && step.spec.out == DType::undefined && step.column_is_last && count_of(*dims) == step.spec.N && !dims->empty() &&
+      dims->back() == step.spec.N) {
     step.bias = operand, step.spec.bias = true;
     return "";
   }
@@ -130,9 +131,9 @@ std::string read_cast(const Node& node, ProductStep& step) {
 std::string read_follower(const CompileContext& c, const Node& node, const Value* previous, ProductStep& step) {
   ProductSpec& s = step.spec;
   if (s.activation != ProductActivation::none) return "a node after the activation";
-  if (s.out != DType::undefined) return "a node after a Cast";
-  if (node.op == "Cast") return read_cast(node, step);
   if (node.op == "Add") return read_add(c, node, previous, step);
+  if (s.out != DType::undefined) return "a node after a Cast that is no Add";
+  if (node.op == "Cast") return read_cast(node, step);
   if (node.op == "Relu") s.activation = ProductActivation::relu;
   // cuBLASLt's Gelu is the tanh form, and not exact enough for float32.
   if (node.op == "Gelu" && node.get_string("approximate", "none") == "tanh" && s.type != DType::float32)

@@ -19,14 +19,19 @@ __device__ inline T activate(T x, ProductActivation activation) {
 template <typename T>
 struct Epilogue {
   Sum<T> alpha, beta;
-  const T *c, *bias;  // null where there is none
+  const void* c;  // null where there is none, like the bias
+  const T* bias;
   void* d;
-  bool wide;  // D is of float32, whatever T is
+  bool wide;  // C and D are of float32, whatever T is
   ProductActivation activation;
+
+  __device__ Sum<T> of_c(int64_t at) const {
+    return wide ? static_cast<Sum<T>>(static_cast<const float*>(c)[at]) : static_cast<Sum<T>>(widen(static_cast<const T*>(c)[at]));
+  }
 
   __device__ void store(int64_t at, int64_t column, Sum<T> sum) const {
     Sum<T> value = alpha * sum;
-    if (c) value += beta * widen(c[at]);
+    if (c) value += beta * of_c(at);
     if (bias) value += widen(bias[column]);
     value = activate(value, activation);
     if (wide)
@@ -40,7 +45,7 @@ template <typename T>
 Epilogue<T> epilogue_of(const ProductSpec& spec, const ProductOperands& o) {
   return {static_cast<Sum<T>>(spec.alpha),
           static_cast<Sum<T>>(spec.beta),
-          spec.beta != 0 ? static_cast<const T*>(o.c) : nullptr,
+          spec.beta != 0 ? o.c : nullptr,
           spec.bias ? static_cast<const T*>(o.bias) : nullptr,
           o.d,
           output_type(spec) == DType::float32,

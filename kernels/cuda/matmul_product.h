@@ -19,7 +19,7 @@ struct ProductBatch {
 
 struct ProductSpec {
   DType type = DType::float32;
-  DType out = DType::undefined;  // of D where it isn't `type`: float32, of products of halves without bias and C
+  DType out = DType::undefined;  // of C and D where it isn't `type`: float32, of products of halves without bias
   bool tf32 = false;
   int64_t M = 0, N = 0, K = 0;
   // Element (i, k) of A stands at i * a_row + k * a_column, one of which is 1; B likewise. D and C are dense.

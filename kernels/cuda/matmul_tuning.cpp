@@ -52,7 +52,7 @@ class Bench {
     const ProductExtents e = extents_of(spec);
     operands_.a = filled(spec.type, e.a), operands_.b = filled(spec.type, e.b + std::max<int64_t>(0, spec.b_columns - spec.N));
     operands_.d = filled(output_type(spec), e.d);
-    if (spec.beta != 0) operands_.c = filled(spec.type, e.d);
+    if (spec.beta != 0) operands_.c = filled(output_type(spec), e.d);
     if (spec.bias) operands_.bias = filled(spec.type, spec.N);
     if (takes_staging(spec)) staged_ = allocate(staged_bytes(spec, spec.M));
     if (takes_padding(spec)) padded_ = allocate(padded_bytes(spec));
@@ -63,7 +63,7 @@ class Bench {
     const ProductExtents e = extents_of(spec);
     const auto of = [](DType type, int64_t count) { return static_cast<int64_t>(fretsaw::bytes_of(type, count)); };
     int64_t bytes = of(spec.type, e.a + e.b) + of(output_type(spec), e.d) + kFlushBytes + static_cast<int64_t>(kProductWorkspace);
-    if (spec.beta != 0) bytes += of(spec.type, e.d);
+    if (spec.beta != 0) bytes += of(output_type(spec), e.d);
     if (takes_staging(spec)) bytes += static_cast<int64_t>(staged_bytes(spec, spec.M));
     if (takes_padding(spec)) bytes += static_cast<int64_t>(padded_bytes(spec));
     return bytes;

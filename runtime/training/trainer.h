@@ -38,6 +38,8 @@ class Trainer {
   // On the host. A gradient is that of the last step's loss, before it was clipped. Throws Error for a name that there is not.
   RuntimeValue parameter(const std::string& name) const;  // or a statistic
   RuntimeValue gradient(const std::string& parameter) const;
+  // Ahead of the step that is given it, beside the one before; from another thread. See Session::stage.
+  void stage(const Batch& batch) { session_->stage(batch); }
   const TrainingPlan& plan() const { return plan_; }
 
   // What a run needs to go on: parameters, statistics and what the optimizer keeps, whole tensors under the names of their states; the

@@ -230,6 +230,23 @@ TEST_F(MatMulOnDevice, SumsOfHalvesAreCastToFloat) {
   }
 }
 
+// As gradients of several micro-batches are added up.
+TEST_F(MatMulOnDevice, SumsOfHalvesAreAddedToFloats) {
+  for (int64_t rows : {1, 6, 200}) {
+    for (int64_t columns : {256, 201}) {
+      for (DType type : {DType::float16, DType::bfloat16}) {
+        StepCase c;
+        c.add("Gemm", {c.input(random_tensor({320, rows}, 1, type), false), c.input(random_tensor({320, columns}, 2, type), false)},
+              {attribute("transA", 1)});
+        c.add("Cast", {nullptr}, {attribute("to", static_cast<int64_t>(DType::float32))});
+        c.add("Add", {c.input(random_tensor({rows, columns}, 3, DType::float32), false), nullptr});
+        SCOPED_TRACE(std::to_string(rows) + " rows " + std::to_string(columns) + " columns " + std::string(name_of(type)));
+        EXPECT_TRUE(c.check(*device, tolerance_of(type)));
+      }
+    }
+  }
+}
+
 TEST_F(MatMulOnDevice, WhatNoEpilogueDoesIsRefused) {
   const auto product = [](StepCase& c) {
     c.add("MatMul", {c.input(random_tensor({4, 8}, 1, DType::float32), false), c.input(random_tensor({8, 4}, 2, DType::float32), true)});
@@ -242,6 +259,12 @@ TEST_F(MatMulOnDevice, WhatNoEpilogueDoesIsRefused) {
   product(rows);
   rows.add("Add", {nullptr, rows.input(random_tensor({4, 1}, 3, DType::float32), false)});
   EXPECT_FALSE(rows.check(*device, 1e-5));
+  StepCase added_rows;
+  added_rows.add("MatMul", {added_rows.input(random_tensor({4, 8}, 1, DType::bfloat16), false),
+                            added_rows.input(random_tensor({8, 4}, 2, DType::bfloat16), true)});
+  added_rows.add("Cast", {nullptr}, {attribute("to", static_cast<int64_t>(DType::float32))});
+  added_rows.add("Add", {nullptr, added_rows.input(random_tensor({4}, 3, DType::float32), false)});
+  EXPECT_FALSE(added_rows.check(*device, 1e-5));
   StepCase narrowed;
   product(narrowed);
   narrowed.add("Cast", {nullptr}, {attribute("to", static_cast<int64_t>(DType::float16))});

@@ -2,11 +2,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <numeric>
 #include <set>
 
 #include "graph/io.h"
 #include "runtime/training/data.h"
+#include "runtime/training/read_ahead.h"
 #include "runtime/training/sample_order.h"
 #include "tests/runtime/error_text.h"
 #include "tests/runtime/plans.h"
@@ -65,6 +67,46 @@ std::vector<int64_t> samples_of(const Batch& batch) {
     EXPECT_EQ(x[2 * i + 1], static_cast<float>(samples[i]) + 0.5f);
   }
   return samples;
+}
+
+// --- reading ahead ---
+
+TEST(ReadAhead, GivesWhatTheSourceGivesWithItsPlaces) {
+  const TemporaryFolder folder;
+  write_arrays(folder, 10);
+  const auto wanted = open_data(folder.path(), {}), source = open_data(folder.path(), {});
+  std::atomic<int> prepared = 0;
+  ReadAhead ahead(*source, 3, 7, [&](Batch& batch) {
+    ++prepared;
+    batch.erase("x");
+  });
+  for (int i = 0; i < 7; ++i) {
+    const ReadAhead::Read read = ahead.next();
+    EXPECT_GT(prepared, i);
+    EXPECT_LE(prepared, i + 2) << "no further ahead than the next one";
+    EXPECT_EQ(elements<int64_t>(read.batch.at("target")), elements<int64_t>(wanted->next(3).at("target")));
+    EXPECT_FALSE(read.batch.contains("x"));
+    EXPECT_EQ(read.after, wanted->position());
+  }
+}
+
+TEST(ReadAhead, AFaultIsThrownInItsTurn) {
+  const TemporaryFolder folder;
+  for (int s = 0; s < 3; ++s) write_batch(folder / ("x_" + std::to_string(s) + ".pb"), {2}, {1, 2});
+  const auto source = open_data(folder.path(), {});
+  write_bytes(folder / "x_2.pb", "no tensor");
+  ReadAhead ahead(*source, 0, 5, [](Batch&) {});
+  EXPECT_EQ(ahead.next().batch.size(), 1u);
+  EXPECT_EQ(ahead.next().batch.size(), 1u);
+  EXPECT_THAT(error_of([&] { ahead.next(); }), HasSubstr("x_2.pb"));
+}
+
+TEST(ReadAhead, NeedNotBeReadToTheEnd) {
+  const TemporaryFolder folder;
+  write_arrays(folder, 10);
+  const auto source = open_data(folder.path(), {});
+  ReadAhead ahead(*source, 2, 1000, [](Batch&) {});
+  ahead.next();
 }
 
 // --- folders of batches ---
