@@ -11,6 +11,10 @@
 //     from `axis` on); RMSNormalizationGrad and RMSNormalizationGradScale likewise; attributes axis, epsilon
 //   AttentionGrad(dY, Q, K, V, mask) -> dQ, dK, dV    Attention's attributes, of which those of outputs that it can leave out and the
 //     precision of its softmax are not there; no cache, no lengths. The mask may be left out
+//   LSTMGrad(X, W, R, B, sequence_lens, initial_h, initial_c, P, Y, dY, dY_h, dY_c) -> dX, dW, dR, dB, dinitial_h, dinitial_c, dP
+//   GRUGrad, RNNGrad(X, W, R, B, sequence_lens, initial_h, Y, dY, dY_h) -> dX, dW, dR, dB, dinitial_h
+//     the forward operator's inputs, of which it need not have all, its Y, and the gradients of its results, of which at least one is
+//     there; its attributes. Beyond the bound of `clip` the derivative is 0
 //   SoftmaxCrossEntropyLossGrad, NegativeLogLikelihoodLossGrad(dLoss, scores, labels, weights) -> dScores; the loss's attributes
 //   CrossEntropy(scores, target) -> loss, lse    for each row of scores [N, C] and its class t, target int64 [N]:
 //     lse = log(sum(e^scores)), loss = lse - (1 - E) scores[t] - E mean(scores), both float32 [N], with attributes label_smoothing E

@@ -211,6 +211,47 @@ std::vector<OpSchema> attention_schemas() {
   return {schema};
 }
 
+// Each result is like the input whose gradient it is: all but sequence_lens have one.
+void recurrent_shapes(InferenceContext& context) {
+  for (size_t o = 0; o < context.getNumOutputs(); ++o) like(context, o < 4 ? o : o + 1, o);
+}
+
+OpSchema recurrent(const char* name, const char* doc, bool is_lstm) {
+  OpSchema schema(name, __FILE__, __LINE__);
+  schema.SetDomain(kCommunicationDomain)
+      .SinceVersion(1)
+      .SetDoc(doc)
+      .TypeConstraint("T", {"tensor(float16)", "tensor(bfloat16)", "tensor(float)", "tensor(double)"}, "Floating-point numbers")
+      .TypeConstraint("I", {"tensor(int32)"}, "Lengths")
+      .TypeAndShapeInferenceFunction(recurrent_shapes);
+  std::vector<const char*> operands = {"X", "W", "R", "B", "sequence_lens", "initial_h"}, results = {"Y", "Y_h"};
+  if (is_lstm) operands.insert(operands.end(), {"initial_c", "P"}), results.push_back("Y_c");
+  int input = 0, output = 0;
+  for (const char* operand : operands) {
+    const bool lengths = input == 4;
+    schema.Input(input, operand, "The operator's input", lengths ? "I" : "T", input < 3 ? OpSchema::Single : OpSchema::Optional);
+    if (!lengths) schema.Output(output++, "d" + std::string(operand), "The gradient of " + std::string(operand), "T", OpSchema::Optional);
+    ++input;
+  }
+  schema.Input(input++, "Y", "The operator's states after all steps", "T");
+  for (const char* result : results)
+    schema.Input(input++, "d" + std::string(result), "The gradient of " + std::string(result), "T", OpSchema::Optional);
+  for (const char* attribute : {"activation_alpha", "activation_beta"})
+    schema.Attr(attribute, "As the operator's", AttributeProto::FLOATS, false);
+  schema.Attr("activations", "As the operator's", AttributeProto::STRINGS, false)
+      .Attr("clip", "As the operator's", AttributeProto::FLOAT, false)
+      .Attr("direction", "As the operator's", AttributeProto::STRING, std::string("forward"))
+      .Attr("hidden_size", "As the operator's", AttributeProto::INT, false);
+  for (const char* attribute : {"layout", is_lstm ? "input_forget" : "linear_before_reset"})
+    schema.Attr(attribute, "As the operator's", AttributeProto::INT, static_cast<int64_t>(0));
+  return schema;
+}
+
+std::vector<OpSchema> recurrent_schemas() {
+  return {recurrent("LSTMGrad", "The gradients of LSTM.", true), recurrent("GRUGrad", "The gradients of GRU.", false),
+          recurrent("RNNGrad", "The gradients of RNN.", false)};
+}
+
 template <int32_t kType>
 void drawn_shape(InferenceContext& context) {
   onnx::updateOutputElemType(context, 0, kType);
@@ -312,8 +353,8 @@ std::vector<OpSchema> random_schemas() {
 }  // namespace
 
 void register_gradient_schemas() {
-  for (auto family :
-       {movement_schemas, window_schemas, norm_schemas, attention_schemas, cross_entropy_schemas, sum_schemas, random_schemas})
+  for (auto family : {movement_schemas, window_schemas, norm_schemas, attention_schemas, recurrent_schemas, cross_entropy_schemas,
+                      sum_schemas, random_schemas})
     for (OpSchema& schema : family()) onnx::RegisterSchema(std::move(schema), 0, false);
 }
 

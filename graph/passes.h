@@ -35,6 +35,8 @@ void inline_functions(Model& model);  // graph/passes/inline_functions.cpp
 void constants_to_initializers(Model& model);
 void upgrade_opset(Model& model);      // graph/passes/upgrade_opset.cpp: opset 7 and later to newest_opset()
 void remove_identities(Model& model);  // Identity, Dropout in inference mode with no mask, Cast to the same type
+// An If whose condition is known, by a constant or by shape arithmetic, becomes its branch (graph/passes/inline_branches.cpp).
+void inline_branches(Model& model);
 // A node without a kernel whose operator ONNX defines by a function body is replaced by that body, again and again. Needs inferred types.
 void decompose_to_functions(Model& model, const std::function<bool(const Node&)>& has_kernel);
 int64_t newest_opset();  // the ai.onnx version every later pass and kernel sees
@@ -79,8 +81,14 @@ ShapeFacts infer_shapes(Model& model, const InferOptions& options = {});
 // graph/passes/input_shapes.cpp: gives graph inputs fixed shapes ("--shape NAME=D,D"). Throws Error for an unknown name or a rank that
 // differs.
 void set_input_shapes(Model& model, const std::map<std::string, Dims>& shapes);
+// One round of inline_branches with what is known; false: there was nothing to do.
+bool inline_branches(Model& model, const ShapeFacts& facts);
 // Replaces shape arithmetic whose result is fully known by constants (ints only; no kernels needed).
 int fold_shape_arithmetic(Model& model, const ShapeFacts& facts);
+// Scales of Resize that constants and known sizes tell become constants (graph/passes/fold_scales.cpp). False: there were none.
+bool fold_scales(Model& model, const ShapeFacts& facts);
+// Inference, and both of these until nothing changes.
+void fold_shapes(Model& model);
 
 // --- element types (graph/passes/set_precision.cpp) ---
 struct PrecisionOptions {

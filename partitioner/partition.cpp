@@ -63,10 +63,7 @@ void check_annotated(const PartitionOptions& o) {
 std::vector<Pass> preparing_passes() {
   std::vector<Pass> passes = normalise_passes();
   for (Pass& p : pattern_passes()) passes.push_back(std::move(p));
-  passes.push_back({"fold-shapes", [](Model& m) {
-                      ShapeFacts facts = infer_shapes(m);
-                      if (fold_shape_arithmetic(m, facts) > 0) remove_dead_nodes(*m.graph);
-                    }});
+  passes.push_back({"fold-shapes", fold_shapes});
   passes.push_back({"mark-groups", mark_groups});
   return passes;
 }

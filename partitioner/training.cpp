@@ -37,10 +37,7 @@ std::vector<Pass> training_passes() {
   std::vector<Pass> passes = normalise_passes();
   for (Pass& p : pattern_passes())
     if (p.name != "fold-batch-norm") passes.push_back(std::move(p));
-  passes.push_back({"fold-shapes", [](Model& m) {
-                      ShapeFacts facts = infer_shapes(m);
-                      if (fold_shape_arithmetic(m, facts) > 0) remove_dead_nodes(*m.graph);
-                    }});
+  passes.push_back({"fold-shapes", fold_shapes});
   return passes;
 }
 

@@ -37,7 +37,8 @@ namespace fs = std::filesystem;
 struct Run {
   std::vector<double> losses;
   int64_t skipped = 0, samples = 0;
-  std::vector<double> times_ms;
+  std::vector<double> times_ms;                         // of steps, without waiting for data
+  double waited_ms = 0;                                 // for data, in all
   std::vector<std::pair<int64_t, double>> evaluations;  // after so many steps
   int stopped_by = 0;                                   // a signal
   int64_t done = 0;                                     // steps, those before a checkpoint that was resumed too
@@ -132,9 +133,11 @@ class TrainingRun {
   bool saves_after(int64_t i) const { return !settings_.checkpoints.empty() && is_due(i, settings_.every); }
 
   void step(int64_t i, ReadAhead& batches) {
-    const auto start = std::chrono::steady_clock::now();
+    const auto asked = std::chrono::steady_clock::now();
     const ReadAhead::Read read = batches.next();
     const Batch& batch = read.batch;
+    const auto start = std::chrono::steady_clock::now();
+    const std::chrono::duration<double, std::milli> waited = start - asked;
     next_batch_ = read.after;
     const StepResult result = trained(i, batch);
     const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
@@ -145,6 +148,7 @@ class TrainingRun {
     run_.done = i + 1;
     run_.samples += samples;
     run_.times_ms.push_back(took.count());
+    run_.waited_ms += waited.count();
     log_.write({{"step", i},
                 {"loss", result.loss},
                 {"lr", rates_.at(i)},
@@ -152,6 +156,7 @@ class TrainingRun {
                 {"skipped", result.skipped},
                 {"samples", samples},
                 {"ms", took.count()},
+                {"waited_ms", waited.count()},
                 {"peak_bytes", peak_bytes(ranks)},
                 {"idle_share", idle_share(ranks)}});
     if (saves_gradients_ && !result.skipped) save_gradients(trainer_, settings_.save_gradients), saves_gradients_ = false;
@@ -222,7 +227,7 @@ Json number(double value) {
 }
 
 Json result_json(const Run& run, const Trainer& trainer) {
-  double seconds = 0;
+  double seconds = run.waited_ms / 1e3;
   for (double ms : run.times_ms) seconds += ms / 1e3;
   Json losses = Json::array(), evaluations = Json::array();
   for (double loss : run.losses) losses.push_back(number(loss));
@@ -232,6 +237,7 @@ Json result_json(const Run& run, const Trainer& trainer) {
                  {"skipped", run.skipped},
                  {"samples_per_s", seconds > 0 ? static_cast<double>(run.samples) / seconds : 0},
                  {"time_ms", json_of(timing_of(run.times_ms))},
+                 {"waited_ms", run.waited_ms},
                  {"ranks", json_of(trainer.session().ranks())}};
   if (!run.evaluations.empty()) result["evals"] = evaluations;
   if (run.stopped_by) result["stopped_after"] = run.done;

@@ -7,7 +7,9 @@
 
 #include "graph/errors.h"
 #include "graph/io.h"
+#include "graph/io/reading.h"
 #include "graph/io/temporary_file.h"
+#include "graph/io/wire.h"
 
 namespace fretsaw {
 namespace {
@@ -98,6 +100,15 @@ TensorPtr read_npy(std::shared_ptr<const MappedFile> file) {
   return npy_field(header, "fortran_order").starts_with("True") && t->dims.size() > 1 ? from_fortran_order(*t) : t;
 }
 
+// Many bytes of elements stay in the file.
+bool parse(std::span<const std::byte> bytes, onnx::TensorProto& proto) {
+  try {
+    return !bytes.empty() && proto.ParseFromString(strip_tensor(bytes));
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 }  // namespace
 
 TensorPtr read_tensor_file(const std::string& path) {
@@ -106,9 +117,11 @@ TensorPtr read_tensor_file(const std::string& path) {
     auto bytes = file->bytes();
     if (bytes.size() > 6 && std::memcmp(bytes.data(), kNpyMagic, 6) == 0) return read_npy(file);
     onnx::TensorProto proto;
-    if (bytes.empty() || bytes.size() > INT32_MAX || !proto.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())))
+    if (!parse(bytes, proto))
       throw Error("is neither a TensorProto nor a .npy file", "write it with onnx.numpy_helper.from_array or numpy.save");
-    return tensor_from_proto(proto, std::filesystem::path(path).parent_path().string());
+    FileCache files;
+    files.model_file = file;
+    return tensor_from_proto(proto, std::filesystem::path(path).parent_path().string(), files, {});
   } catch (const Error& e) {
     throw e.in_file(path);
   }

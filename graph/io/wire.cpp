@@ -1,4 +1,4 @@
-// Walks a serialized ModelProto and replaces large raw_data fields by their place in the file.
+// Walks a serialized ModelProto or TensorProto and replaces large raw_data fields by their place in the file.
 #include "graph/io/wire.h"
 
 #include <cstring>
@@ -50,9 +50,9 @@ class Stripper {
   Stripper(std::span<const std::byte> file, size_t threshold)
       : base_(reinterpret_cast<const char*>(file.data())), size_(file.size()), threshold_(threshold) {}
 
-  std::string run() {
+  std::string run(Message message) {
     std::string out;
-    copy(Message::model, 0, size_, out, 0);
+    copy(message, 0, size_, out, 0);
     return out;
   }
 
@@ -137,7 +137,11 @@ class Stripper {
 }  // namespace
 
 std::string strip_weights(std::span<const std::byte> file, size_t threshold) {
-  return Stripper(file, threshold).run();
+  return Stripper(file, threshold).run(Message::model);
+}
+
+std::string strip_tensor(std::span<const std::byte> file, size_t threshold) {
+  return Stripper(file, threshold).run(Message::tensor);
 }
 
 }  // namespace fretsaw

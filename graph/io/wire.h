@@ -13,5 +13,7 @@ inline constexpr char kMappedKey[] = "fretsaw.mapped";
 // giving its place in `file`. So a 2 GiB model parses into a few MB, and files above protobuf's limit can be read at all.
 // Throws Error when the bytes are no well-formed message.
 std::string strip_weights(std::span<const std::byte> file, size_t threshold = 1024);
+// The same of a file that holds one TensorProto.
+std::string strip_tensor(std::span<const std::byte> file, size_t threshold = 1024);
 
 }  // namespace fretsaw

@@ -279,6 +279,11 @@ double attention_grad_flops(const Node& node) {
   return 10 * count_of(q) * number_of(keys[keys.size() - 2]);
 }
 
+// The gates once more, and two products for each of theirs.
+double recurrent_grad_flops(const Node& node) {
+  return 3 * recurrent_flops(node);
+}
+
 double elements_of_second(const Node& node) {
   return count_of(node.input(1));
 }
@@ -313,6 +318,9 @@ std::vector<OperatorRecord> gradient_operators() {
        .gradient = loss_gradient("CrossEntropy")},
       record("CrossEntropyGrad", norm, nullptr, elements_of_second),
       record("AttentionGrad", Role::contraction, attention_grad_factors, attention_grad_flops),
+      record("LSTMGrad", Role::contraction, nullptr, recurrent_grad_flops),
+      record("GRUGrad", Role::contraction, nullptr, recurrent_grad_flops),
+      record("RNNGrad", Role::contraction, nullptr, recurrent_grad_flops),
       {.name = "SquaredSum", .domain = kCommunicationDomain, .since = 1, .role = Role::reduction, .flops = input_elements},
       {.name = "DropoutMask", .domain = kCommunicationDomain, .since = 1, .gradient = zero_gradient},
       {.name = "RandomAt", .domain = kCommunicationDomain, .since = 1, .gradient = zero_gradient},

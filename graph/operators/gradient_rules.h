@@ -22,7 +22,8 @@ GradientRule movement_gradient(const std::string& name);       // movement_gradi
 GradientRule indexing_gradient(const std::string& name);       // indexing_gradients.cpp
 GradientRule attention_gradient(const std::string& name);      // other_gradients.cpp, and all that follow
 GradientRule generation_gradient(const std::string& name);
-GradientRule image_gradient(const std::string& name);  // image_gradients.cpp
+GradientRule recurrent_gradient(const std::string& name);  // recurrent_gradients.cpp
+GradientRule image_gradient(const std::string& name);      // image_gradients.cpp
 GradientRule signal_gradient(const std::string& name);
 GradientRule no_float_gradient(const std::string& name);  // quantised results, strings, flags of sequences
 

@@ -1,6 +1,7 @@
 // Recurrent networks: samples are independent, time and the hidden state are not. Directions are named by an attribute and stay whole.
 #include <algorithm>
 
+#include "graph/operators/gradient_rules.h"
 #include "graph/operators/rule_builder.h"
 
 namespace fretsaw {
@@ -40,6 +41,8 @@ FactorRule recurrent_factors(const Node& node) {
   return rule.done();
 }
 
+}  // namespace
+
 // Each step multiplies the input and the state by their weights; gates then cost a few operations an element.
 double recurrent_flops(const Node& node) {
   const Value* x = node.input(0);
@@ -51,14 +54,13 @@ double recurrent_flops(const Node& node) {
   return steps * (2 * weights + gates);
 }
 
-}  // namespace
-
 std::vector<OperatorRecord> recurrent_operators() {
-  return {
+  std::vector<OperatorRecord> records = {
       {.name = "LSTM", .since = 22, .role = Role::contraction, .factors = recurrent_factors, .flops = recurrent_flops},
       {.name = "GRU", .since = 22, .role = Role::contraction, .factors = recurrent_factors, .flops = recurrent_flops},
       {.name = "RNN", .since = 22, .role = Role::contraction, .factors = recurrent_factors, .flops = recurrent_flops},
   };
+  return with_gradients(std::move(records), recurrent_gradient);
 }
 
 }  // namespace fretsaw

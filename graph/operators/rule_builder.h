@@ -106,6 +106,8 @@ std::vector<OperatorRecord> control_operators();
 std::vector<OperatorRecord> communication_operators();
 std::vector<OperatorRecord> gradient_operators();
 
+double recurrent_flops(const Node& node);  // of LSTM, GRU, RNN, and of others with their X, W and R in front
+
 FactorRule elementwise_factors(const Node& node);  // all inputs broadcast
 // Regroups the elements of dimensions `from` as `to` in the same order: common factors, slowest first. See reshape.cpp.
 void regroup(RuleBuilder& rule, size_t operand, const Shape& from, const Shape& to);

@@ -143,10 +143,10 @@ std::vector<Node*> splice(const Graph& instance, Node& call) {
   std::vector<Node*> nodes = copy_nodes(instance, *call.graph, mapping, call.name);
   for (auto [inner, outer] : handed_on) {
     auto it = mapping.find(inner);
-    if (it == mapping.end())
+    if (it == mapping.end() && inner->graph == &instance)
       throw Error("output '" + outer->name + "' of the function is an input that the call leaves out", "give the input")
           .at_node(call.name, call.op);
-    nodes.push_back(identity(it->second, outer, call));
+    nodes.push_back(identity(it == mapping.end() ? inner : it->second, outer, call));
   }
   return nodes;
 }

@@ -30,7 +30,7 @@ GraphPtr instantiate(const FunctionBody& function, const Node& call, const std::
                      const std::function<bool(const Node&)>& leave);
 
 // The nodes that do what `call` does: copies of the instance's nodes, in order, which make the call's output values. They belong to the
-// call's graph and are not yet in its node list. Values get the call's name as a prefix.
+// call's graph and are not yet in its node list. Values get the call's name as a prefix. A branch of an If is an instance without inputs.
 std::vector<Node*> splice(const Graph& instance, Node& call);
 
 }  // namespace fretsaw

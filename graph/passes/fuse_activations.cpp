@@ -44,19 +44,36 @@ bool take_apart(Match& m, Value* v, const std::vector<Value*>& whole, Product& p
   return true;
 }
 
-// Whether `v` is number * x^power.
+// Whether `v` is number * x^power. If not, nothing is taken.
 bool is_product(Match& m, Value* v, double number, Value* x, size_t power) {
+  const size_t before = m.mark();
   Product p;
-  if (!take_apart(m, v, {x}, p) || p.factors.size() != power || !near(p.number, number, p.type)) return false;
-  return std::all_of(p.factors.begin(), p.factors.end(), [&](const Value* f) { return f == x; });
+  if (take_apart(m, v, {x}, p) && p.factors.size() == power && near(p.number, number, p.type) &&
+      std::all_of(p.factors.begin(), p.factors.end(), [&](const Value* f) { return f == x; }))
+    return true;
+  m.back_to(before);
+  return false;
 }
 
-// Whether `v` is number + other, for a scalar number; gives the other.
+// Whatever is multiplied, at every level, in what makes `v`.
+void operands_of_product(const Value* v, std::vector<Value*>& values) {
+  const Node* node = v->producer;
+  if (!node || node->graph != v->graph || (!node->is("Mul") && !node->is("Pow") && !node->is("Div"))) return;
+  for (Value* operand : node->inputs)
+    if (operand && !operand->constant && values.size() < 2 * kMostFactors) {
+      values.push_back(operand);
+      operands_of_product(operand, values);
+    }
+}
+
+// Whether `v` is number + other, for a scalar number; gives the other. If not, nothing is taken: `v` may be what the pattern works on.
 Value* plus_number(Match& m, Value* v, double number) {
+  const size_t before = m.mark();
   Value* other = nullptr;
   Node* add = m.made_by(v, "Add");
-  if (add) m.either(*add, [&](Value* a, Value* b) { return is_number(b, number) && (other = a); });
-  return other;
+  if (add && m.either(*add, [&](Value* a, Value* b) { return is_number(b, number) && (other = a); })) return other;
+  m.back_to(before);
+  return nullptr;
 }
 
 // x where `v` = x / sqrt(2): the other operand of the node that makes it.
@@ -89,14 +106,20 @@ Value* tanh_argument(Match& m, Value* v) {
   }
   // x may be a product itself: it is whichever value the bracket is a polynomial of.
   m.back_to(before);
-  for (size_t i = 0; i < p.factors.size(); ++i) {
-    Value* rest = plus_number(m, p.factors[i], 1);
-    if (!rest || p.factors.size() != 2) continue;
-    Value* x = p.factors[1 - i];
-    Product again;
-    if (is_product(m, rest, cubic, x, 2) && take_apart(m, v, {x, p.factors[i]}, again) && again.factors.size() == 2) return x;
+  for (Value* bracket : p.factors) {
+    Value* rest = plus_number(m, bracket, 1);
+    std::vector<Value*> values;
+    if (rest) operands_of_product(rest, values);
+    const size_t with_bracket = m.mark();
+    for (Value* x : values) {
+      Product again;
+      if (is_product(m, rest, cubic, x, 2) && take_apart(m, v, {x, bracket}, again) && near(again.number, p.number, again.type) &&
+          again.factors.size() == 2 && std::find(again.factors.begin(), again.factors.end(), x) != again.factors.end())
+        return x;
+      m.back_to(with_bracket);
+    }
+    m.back_to(before);
   }
-  m.back_to(before);
   return nullptr;
 }
 

@@ -6,8 +6,11 @@ namespace fretsaw {
 
 std::vector<Pass> normalise_passes() {
   return {
-      {"inline-functions", inline_functions},   {"constants-to-initializers", constants_to_initializers},
-      {"upgrade-opset", upgrade_opset},         {"remove-dead-nodes", [](Model& model) { remove_dead_nodes(*model.graph); }},
+      {"inline-functions", inline_functions},
+      {"constants-to-initializers", constants_to_initializers},
+      {"upgrade-opset", upgrade_opset},
+      {"remove-dead-nodes", [](Model& model) { remove_dead_nodes(*model.graph); }},
+      {"inline-branches", [](Model& model) { inline_branches(model); }},
       {"remove-identities", remove_identities},
   };
 }

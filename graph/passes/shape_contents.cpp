@@ -1,8 +1,9 @@
-// Shape arithmetic on integer tensors of rank 0 and 1, element by element.
+// Shape arithmetic on small integer tensors, element by element: of rank 0 and 1, and what orders the elements of more dimensions.
 #include "graph/passes/shape_contents.h"
 
 #include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "graph/symbolic.h"
 
@@ -121,28 +122,89 @@ Result concat(const Inputs& in) {
   return out;
 }
 
-Result slice(const Inputs& in) {
-  const Elements* data = in(0);
-  auto starts = in.ints(1), ends = in.ints(2), axes = in.ints(3), steps = in.ints(4);
-  if (!data || in.rank(0) != 1 || !starts || !ends || starts->size() != 1 || ends->size() != 1) return std::nullopt;
-  if (in.node.input(3) && (!axes || axes->size() != 1 || ((*axes)[0] != 0 && (*axes)[0] != -1))) return std::nullopt;
-  if (in.node.input(4) && (!steps || steps->size() != 1)) return std::nullopt;
-  auto n = static_cast<int64_t>(data->size());
-  int64_t step = steps ? (*steps)[0] : 1, start = (*starts)[0], end = (*ends)[0];
-  if (step == 0 || step == INT64_MIN) return std::nullopt;
-  if (start < 0) start += n;
-  if (end < 0 && end >= -n)
-    end += n;
-  else if (end < -n)
-    end = -1;
+// The elements that lie at these steps from `offset`, dimension by dimension, the last one fastest.
+Elements picked(const Elements& data, int64_t offset, const Dims& sizes, const Dims& steps) {
   Elements out;
-  if (step > 0) {
-    for (int64_t i = std::max<int64_t>(start, 0); i < std::min(end, n); i += step) out.push_back((*data)[static_cast<size_t>(i)]);
-  } else {
-    for (int64_t i = std::min(start, n - 1); i > std::max<int64_t>(end, -1) && i >= 0; i += step)
-      out.push_back((*data)[static_cast<size_t>(i)]);
+  Dims at(sizes.size(), 0);
+  if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return out;
+  for (;;) {
+    out.push_back(data[static_cast<size_t>(offset)]);
+    size_t d = sizes.size();
+    while (d > 0 && at[d - 1] + 1 == sizes[d - 1]) {
+      --d;
+      offset -= at[d] * steps[d];
+      at[d] = 0;
+    }
+    if (d == 0) return out;
+    ++at[d - 1];
+    offset += steps[d - 1];
   }
-  return out;
+}
+
+// The dimensions of the first input, as far as they fit its elements.
+std::optional<Dims> dims_of_first(const Inputs& in) {
+  const Elements* data = in(0);
+  if (!data || in.rank(0) == SIZE_MAX) return std::nullopt;
+  const auto count = static_cast<int64_t>(data->size());
+  if (in.rank(0) == 1) return Dims{count};
+  const Shape& shape = *in.node.input(0)->type.shape;
+  if (!is_static(shape) || count_of(dims_of(shape)) != count) return std::nullopt;
+  return dims_of(shape);
+}
+
+Dims steps_of(const Dims& dims) {
+  Dims steps(dims.size(), 1);
+  for (size_t d = dims.size(); d-- > 1;) steps[d - 1] = steps[d] * dims[d];
+  return steps;
+}
+
+Result slice(const Inputs& in) {
+  auto dims = dims_of_first(in);
+  auto starts = in.ints(1), ends = in.ints(2), axes = in.ints(3), steps = in.ints(4);
+  if (!dims || !starts || !ends || starts->size() != ends->size()) return std::nullopt;
+  if (in.node.input(3) && (!axes || axes->size() != starts->size())) return std::nullopt;
+  if (in.node.input(4) && (!steps || steps->size() != starts->size())) return std::nullopt;
+  const auto rank = static_cast<int64_t>(dims->size());
+  const Dims own = steps_of(*dims);
+  Dims sizes = *dims, strides = own;
+  int64_t offset = 0;
+  std::vector<bool> cut(dims->size(), false);
+  for (size_t i = 0; i < starts->size(); ++i) {
+    int64_t axis = axes ? (*axes)[i] : static_cast<int64_t>(i), step = steps ? (*steps)[i] : 1, start = (*starts)[i], end = (*ends)[i];
+    if (axis < 0) axis += rank;
+    if (axis < 0 || axis >= rank || cut[static_cast<size_t>(axis)] || step == 0 || step == INT64_MIN) return std::nullopt;
+    const auto d = static_cast<size_t>(axis);
+    cut[d] = true;
+    const int64_t n = (*dims)[d];
+    if (start < 0) start += n;
+    if (start < 0 && step < 0) return std::nullopt;  // ONNX and NumPy disagree
+    if (end < 0) end = end >= -n ? end + n : -1;
+    start = std::clamp(start, int64_t{0}, step > 0 ? n : std::max<int64_t>(n - 1, 0));
+    end = std::clamp(end, step > 0 ? int64_t{0} : int64_t{-1}, n);
+    const int64_t length = step > 0 ? end - start : start - end, by = step > 0 ? step : -step;
+    sizes[d] = n == 0 || length <= 0 ? 0 : (length - 1) / by + 1;
+    offset += start * own[d];
+    strides[d] = sizes[d] > 1 ? own[d] * step : 0;
+  }
+  return picked(*in(0), offset, sizes, strides);
+}
+
+Result transpose(const Inputs& in) {
+  const auto dims = dims_of_first(in);
+  if (!dims) return std::nullopt;
+  std::vector<int64_t> perm = in.node.get_ints("perm");
+  if (perm.empty())
+    for (size_t d = dims->size(); d-- > 0;) perm.push_back(static_cast<int64_t>(d));
+  if (perm.size() != dims->size()) return std::nullopt;
+  const Dims own = steps_of(*dims);
+  Dims sizes, steps;
+  for (int64_t d : perm) {
+    if (d < 0 || d >= std::ssize(*dims)) return std::nullopt;
+    sizes.push_back((*dims)[static_cast<size_t>(d)]);
+    steps.push_back(own[static_cast<size_t>(d)]);
+  }
+  if (count_of(sizes) != count_of(*dims)) return std::nullopt;
+  return picked(*in(0), 0, sizes, steps);
 }
 
 ShapeElement combine(const std::string& op, const ShapeElement& a, const ShapeElement& b) {
@@ -278,6 +340,7 @@ const std::unordered_map<std::string, Result (*)(const Inputs&)>& rules() {
                                                                                    {"Gather", gather},
                                                                                    {"Concat", concat},
                                                                                    {"Slice", slice},
+                                                                                   {"Transpose", transpose},
                                                                                    {"Unsqueeze", same},
                                                                                    {"Squeeze", same},
                                                                                    {"Reshape", same},
@@ -310,6 +373,13 @@ const std::unordered_map<std::string, Result (*)(const Inputs&)>& rules() {
   return table;
 }
 
+// Operators whose rule holds for elements in more than one dimension too.
+bool any_rank(const std::string& op) {
+  static const std::unordered_set<std::string> ops = {"Identity", "Cast",    "Unsqueeze", "Squeeze",
+                                                      "Reshape",  "Flatten", "Slice",     "Transpose"};
+  return ops.contains(op);
+}
+
 bool integral(const Value* v) {
   if (!v || !v->type.is_tensor()) return false;
   return v->type.dtype == DType::int64 || v->type.dtype == DType::int32 || v->type.dtype == DType::boolean;
@@ -322,7 +392,7 @@ std::optional<Elements> contents_of_node(const Node& node, const ContentsLookup&
   auto rule = rules().find(node.op);
   if (rule == rules().end()) return std::nullopt;
   const Value* out = node.out(0);
-  if (out->type.shape && out->type.shape->size() > 1 && node.op != "Unsqueeze" && node.op != "Reshape") return std::nullopt;
+  if (out->type.shape && out->type.shape->size() > 1 && !any_rank(node.op)) return std::nullopt;
   for (const Value* v : node.inputs)
     if (v && node.op != "Shape" && node.op != "Size" && node.op != "Where" && v->type.is_tensor() && !integral(v)) return std::nullopt;
   Result result = rule->second({node, lookup});

@@ -138,6 +138,7 @@ void register_gradients(KernelRegistry& registry) {
   register_cross_entropy(registry);
   register_squared_sum(registry);
   register_attention_gradient(registry);
+  register_recurrent_gradients(registry);
 }
 
 }  // namespace fretsaw

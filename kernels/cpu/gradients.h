@@ -14,10 +14,11 @@ void register_summing_gradients(KernelRegistry& registry);      // gradients.cpp
 void register_convolution_gradients(KernelRegistry& registry);  // ConvGradInput, ConvGradWeight
 void register_pooling_gradients(KernelRegistry& registry);      // MaxPoolGrad, AveragePoolGrad
 void register_normalization_gradients(
-    KernelRegistry& registry);                               // BatchNormalizationGrad, LayerNormalizationGrad, RMSNormalizationGrad, ...
-void register_attention_gradient(KernelRegistry& registry);  // AttentionGrad
-void register_cross_entropy(KernelRegistry& registry);       // CrossEntropy, CrossEntropyGrad
-void register_squared_sum(KernelRegistry& registry);         // SquaredSum
-void register_loss_gradients(KernelRegistry& registry);      // SoftmaxCrossEntropyLossGrad, NegativeLogLikelihoodLossGrad
+    KernelRegistry& registry);                                // BatchNormalizationGrad, LayerNormalizationGrad, RMSNormalizationGrad, ...
+void register_attention_gradient(KernelRegistry& registry);   // AttentionGrad
+void register_recurrent_gradients(KernelRegistry& registry);  // LSTMGrad, GRUGrad, RNNGrad
+void register_cross_entropy(KernelRegistry& registry);        // CrossEntropy, CrossEntropyGrad
+void register_squared_sum(KernelRegistry& registry);          // SquaredSum
+void register_loss_gradients(KernelRegistry& registry);       // SoftmaxCrossEntropyLossGrad, NegativeLogLikelihoodLossGrad
 
 }  // namespace fretsaw

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
 
 #include "kernels/cpu/element_copy.h"
@@ -106,6 +107,61 @@ void activate(const GateActivation& f, T* x, int64_t n) {
 template void activate<float>(const GateActivation&, float*, int64_t);
 template void activate<double>(const GateActivation&, double*, int64_t);
 
+template <typename T>
+void activate_with_slopes(const GateActivation& f, float clip, T* x, T* slopes, int64_t n) {
+  const T bound = clip > 0 ? static_cast<T>(clip) : std::numeric_limits<T>::infinity();
+  std::copy_n(x, n, slopes);
+  if (clip > 0) map_row(x, n, [bound](T v) FRETSAW_ALWAYS_INLINE { return v < -bound ? -bound : v > bound ? bound : v; });
+  activate(f, x, n);
+  const T a = static_cast<T>(f.alpha), b = static_cast<T>(f.beta);
+  // Of v, which became y. NaN stays.
+#define FRETSAW_SLOPES(expression)                                \
+  run_vectorised([&]() FRETSAW_ALWAYS_INLINE {                    \
+    _Pragma("omp simd") for (int64_t i = 0; i < n; ++i) {         \
+      [[maybe_unused]] const T v = slopes[i], y = x[i];           \
+      slopes[i] = v < -bound || v > bound ? T(0) : T(expression); \
+    }                                                             \
+  })
+  switch (f.kind) {
+    case Kind::relu:
+      FRETSAW_SLOPES(v > T(0) ? 1 : 0);
+      break;
+    case Kind::tanh:
+      FRETSAW_SLOPES(T(1) - y * y);
+      break;
+    case Kind::sigmoid:
+      FRETSAW_SLOPES(y * (T(1) - y));
+      break;
+    case Kind::affine:
+      FRETSAW_SLOPES(a);
+      break;
+    case Kind::leaky_relu:
+      FRETSAW_SLOPES(v < T(0) ? a : 1);
+      break;
+    case Kind::thresholded_relu:
+      FRETSAW_SLOPES(v > a ? 1 : 0);
+      break;
+    case Kind::scaled_tanh:
+      FRETSAW_SLOPES(a * b * (T(1) - math::tanh(b * v) * math::tanh(b * v)));
+      break;
+    case Kind::hard_sigmoid:
+      FRETSAW_SLOPES(y > T(0) && y < T(1) ? a : 0);
+      break;
+    case Kind::elu:
+      FRETSAW_SLOPES(v < T(0) ? y + a : 1);
+      break;
+    case Kind::softsign:
+      FRETSAW_SLOPES(T(1) / ((T(1) + std::fabs(v)) * (T(1) + std::fabs(v))));
+      break;
+    case Kind::softplus:
+      FRETSAW_SLOPES(T(1) / (T(1) + math::exp(-v)));
+      break;
+  }
+#undef FRETSAW_SLOPES
+}
+template void activate_with_slopes<float>(const GateActivation&, float, float*, float*, int64_t);
+template void activate_with_slopes<double>(const GateActivation&, float, double*, double*, int64_t);
+
 RecurrentSettings read_recurrent(const Node& node, int64_t gates, const std::vector<std::string>& defaults) {
   RecurrentSettings s;
   s.gates = gates;
@@ -152,23 +208,14 @@ RecurrentShape recurrent_shape(RunContext& r, const RecurrentSettings& s) {
             "give [directions, batch, hidden]");
   }
   require(!r.has_input(4) || r.input(4).count() == shape.B, "sequence_lens does not fit", "give a length for each sample of the batch");
-  require(!r.has_input(7) || r.input(7).count() == shape.D * 3 * shape.H, "the peepholes do not fit", "give [directions, 3*hidden]");
+  require(s.gates != 4 || !r.has_input(7) || r.input(7).count() == shape.D * 3 * shape.H, "the peepholes do not fit",
+          "give [directions, 3*hidden]");
   for (size_t i = 1; i < r.input_count(); ++i) {
     if (i != 4 && r.has_input(i))
       require(r.input(i).dtype == r.input(0).dtype, "inputs of a recurrent node have different types", "cast them");
   }
   return shape;
 }
-
-namespace {
-
-// Where row (d, b) of a state lies, and row (t, d, b) of Y.
-struct StateRows {
-  const RecurrentShape& s;
-  bool batch_first;
-  int64_t state(int64_t d, int64_t b) const { return (batch_first ? b * s.D + d : d * s.B + b) * s.H; }
-  int64_t output(int64_t t, int64_t d, int64_t b) const { return (batch_first ? (b * s.T + t) * s.D + d : (t * s.D + d) * s.B + b) * s.H; }
-};
 
 template <typename T>
 void load_state(RunContext& r, size_t input, const StateRows& rows, int64_t d, T* to) {
@@ -183,20 +230,36 @@ void store_state(TensorView* y, const StateRows& rows, int64_t d, const T* from)
   for (int64_t b = 0; b < rows.s.B; ++b) std::copy_n(from + b * rows.s.H, rows.s.H, y->as<T>() + rows.state(d, b));
 }
 
-// X W^T + bias for all steps at once: [T * B, gates * H].
+template void load_state<float>(RunContext&, size_t, const StateRows&, int64_t, float*);
+template void load_state<double>(RunContext&, size_t, const StateRows&, int64_t, double*);
+template void store_state<float>(TensorView*, const StateRows&, int64_t, const float*);
+template void store_state<double>(TensorView*, const StateRows&, int64_t, const double*);
+
+std::vector<int64_t> sequence_lengths(RunContext& r, const RecurrentShape& shape) {
+  if (!r.has_input(4)) return {};
+  std::vector<int64_t> lengths = r.input_ints(4);
+  require(static_cast<int64_t>(lengths.size()) == shape.B, "sequence_lens does not have one entry for each sample", "give it [batch]");
+  for (int64_t n : lengths) require(n >= 0 && n <= shape.T, "a sequence length is outside the sequence", "use 0 to the number of steps");
+  return lengths;
+}
+
 template <typename T>
-void project_input(const RecurrentSettings& s, const RecurrentShape& shape, const Direction<T>& d) {
+void project_input(const RecurrentSettings& s, const RecurrentShape& shape, const T* x, const T* W, const T* bias, T* gates) {
   const int64_t rows = shape.T * shape.B, width = s.gates * shape.H;
-  multiply_strided<T>(rows, width, shape.I, {d.x, shape.I, 1}, {d.W, 1, shape.I}, d.gates, width);
-  if (!d.bias) return;
+  multiply_strided<T>(rows, width, shape.I, {x, shape.I, 1}, {W, 1, shape.I}, gates, width);
+  if (!bias) return;
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t j = 0; j < width; ++j) {
       // With linear_before_reset the recurrent bias of the last gate belongs inside the product with the reset gate.
       const bool later = s.linear_before_reset && s.gates == 3 && j >= 2 * shape.H;
-      d.gates[i * width + j] += d.bias[j] + (later ? T(0) : d.bias[width + j]);
+      gates[i * width + j] += bias[j] + (later ? T(0) : bias[width + j]);
     }
   }
 }
+template void project_input<float>(const RecurrentSettings&, const RecurrentShape&, const float*, const float*, const float*, float*);
+template void project_input<double>(const RecurrentSettings&, const RecurrentShape&, const double*, const double*, const double*, double*);
+
+namespace {
 
 // Steps through time, forwards or backwards. Rows whose sequence has ended keep their state and give zeros.
 template <typename T>
@@ -205,7 +268,7 @@ void step_through(const RecurrentSettings& s, const RecurrentShape& shape, Cell<
   const std::unique_ptr<bool[]> active(new bool[static_cast<size_t>(shape.B) + 1]);
   for (int64_t step = 0; step < shape.T; ++step) {
     const int64_t t = backwards ? shape.T - 1 - step : step;
-    for (int64_t b = 0; b < shape.B; ++b) active[b] = lengths.empty() || t < lengths[static_cast<size_t>(b)];
+    for (int64_t b = 0; b < shape.B; ++b) active[b] = is_active(lengths, t, b);
     cell(s, shape, s.activations[static_cast<size_t>(direction)], d, d.gates + t * shape.B * s.gates * shape.H, active.get());
     for (int64_t b = 0; b < shape.B; ++b) {
       if (active[b]) std::copy_n(d.fresh + b * shape.H, shape.H, d.h + b * shape.H);
@@ -226,22 +289,12 @@ void run_recurrent(RunContext& r, const RecurrentSettings& s, Cell<T> cell, bool
   const RecurrentShape shape = recurrent_shape(r, s);
   const StateRows rows{shape, s.layout == 1};
   const int64_t T_ = shape.T, B = shape.B, H = shape.H, D = shape.D, width = s.gates * H;
-  const Dims y_dims = s.layout ? Dims{B, T_, D, H} : Dims{T_, D, B, H}, state_dims = s.layout ? Dims{B, D, H} : Dims{D, B, H};
+  const Dims y_dims = s.layout ? Dims{B, T_, D, H} : Dims{T_, D, B, H}, state_dims = rows.dims();
   TensorView* y = r.wants_output(0) ? &r.output(0, y_dims) : nullptr;
   TensorView* y_h = r.wants_output(1) ? &r.output(1, state_dims) : nullptr;
   TensorView* y_c = has_cell_state && r.wants_output(2) ? &r.output(2, state_dims) : nullptr;
-  std::vector<int64_t> lengths;
-  if (r.has_input(4)) {
-    lengths = r.input_ints(4);
-    require(static_cast<int64_t>(lengths.size()) == B, "sequence_lens does not have one entry for each sample", "give it [batch]");
-    for (int64_t n : lengths) require(n >= 0 && n <= T_, "a sequence length is outside the sequence", "use 0 to the number of steps");
-  }
-  const int64_t sizes[] = {T_ * B * shape.I, B * H, B * H, T_ * B * width, B * width, B * H};
-  int64_t total = 0;
-  for (int64_t n : sizes) total += (n + 15) / 16 * 16;
-  T* block = static_cast<T*>(r.scratch(static_cast<size_t>(total + 16) * sizeof(T)));
-  T* pieces[6];
-  for (size_t i = 0; i < 6; ++i) pieces[i] = block, block += (sizes[i] + 15) / 16 * 16;
+  const std::vector<int64_t> lengths = sequence_lengths(r, shape);
+  const auto pieces = scratch_arrays<T, 6>(r, {T_ * B * shape.I, B * H, B * H, T_ * B * width, B * width, B * H});
   const TensorView& x = r.input(0);
   const T* time_first = x.as<T>();
   if (s.layout) {
@@ -256,7 +309,7 @@ void run_recurrent(RunContext& r, const RecurrentSettings& s, Cell<T> cell, bool
     d.h = pieces[1], d.c = pieces[2], d.gates = pieces[3], d.work = pieces[4], d.fresh = pieces[5];
     load_state(r, 5, rows, i, d.h);
     if (has_cell_state) load_state(r, 6, rows, i, d.c);
-    project_input(s, shape, d);
+    project_input(s, shape, d.x, d.W, d.bias, d.gates);
     step_through(s, shape, cell, d, i, i == 1 || s.first_reversed, lengths, rows, y);
     store_state(y_h, rows, i, d.h);
     store_state(y_c, rows, i, d.c);

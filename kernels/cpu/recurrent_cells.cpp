@@ -18,19 +18,12 @@ void clip(const RecurrentSettings& s, T* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] = std::clamp(x[i], -bound, bound);
 }
 
-// gates [B, width] += h R^T, for rows [first, first + count) of R.
-template <typename T>
-void add_recurrence(const RecurrentShape& shape, const T* h, const T* R, int64_t first, int64_t count, T* gates, int64_t width,
-                    T keep = T(1)) {
-  multiply_strided<T>(shape.B, count, shape.H, {h, shape.H, 1}, {R + first * shape.H, 1, shape.H}, gates + first, width, T(1), keep);
-}
-
 //   i, o, f = f(x W + h R + p c), c~ = g(x W + h R); c = f c + i c~; h = o h(c). The output gate's peephole sees the new c.
 template <typename T>
 void lstm_cell(const RecurrentSettings& s, const RecurrentShape& shape, const std::vector<GateActivation>& f, const Direction<T>& d,
                T* gates_t, const bool* active) {
   const int64_t H = shape.H, width = 4 * H;
-  add_recurrence(shape, d.h, d.R, 0, width, gates_t, width);
+  add_recurrence(shape.B, shape.H, d.h, d.R, 0, width, gates_t, width);
   for (int64_t b = 0; b < shape.B; ++b) {
     if (!active[b]) continue;
     T *i = gates_t + b * width, *o = i + H, *forget = i + 2 * H, *candidate = i + 3 * H, *c = d.c + b * H, *h = d.fresh + b * H;
@@ -62,8 +55,8 @@ template <typename T>
 void gru_cell(const RecurrentSettings& s, const RecurrentShape& shape, const std::vector<GateActivation>& f, const Direction<T>& d,
               T* gates_t, const bool*) {
   const int64_t H = shape.H, width = 3 * H;
-  add_recurrence(shape, d.h, d.R, 0, 2 * H, gates_t, width);
-  if (s.linear_before_reset) add_recurrence(shape, d.h, d.R, 2 * H, H, d.work, width, T(0));
+  add_recurrence(shape.B, shape.H, d.h, d.R, 0, 2 * H, gates_t, width);
+  if (s.linear_before_reset) add_recurrence(shape.B, shape.H, d.h, d.R, 2 * H, H, d.work, width, T(0));
   for (int64_t b = 0; b < shape.B; ++b) {
     T *z = gates_t + b * width, *reset = z + H, *candidate = z + 2 * H, *linear = d.work + b * width + 2 * H;
     clip(s, z, 2 * H);
@@ -75,7 +68,7 @@ void gru_cell(const RecurrentSettings& s, const RecurrentShape& shape, const std
         d.fresh[b * H + k] = reset[k] * d.h[b * H + k];
     }
   }
-  if (!s.linear_before_reset) add_recurrence(shape, d.fresh, d.R, 2 * H, H, gates_t, width);
+  if (!s.linear_before_reset) add_recurrence(shape.B, shape.H, d.fresh, d.R, 2 * H, H, gates_t, width);
   for (int64_t b = 0; b < shape.B; ++b) {
     T *z = gates_t + b * width, *candidate = z + 2 * H;
     clip(s, candidate, H);
@@ -88,7 +81,7 @@ void gru_cell(const RecurrentSettings& s, const RecurrentShape& shape, const std
 template <typename T>
 void rnn_cell(const RecurrentSettings& s, const RecurrentShape& shape, const std::vector<GateActivation>& f, const Direction<T>& d,
               T* gates_t, const bool*) {
-  add_recurrence(shape, d.h, d.R, 0, shape.H, gates_t, shape.H);
+  add_recurrence(shape.B, shape.H, d.h, d.R, 0, shape.H, gates_t, shape.H);
   const int64_t n = shape.B * shape.H;
   clip(s, gates_t, n);
   activate(f[0], gates_t, n);

@@ -67,6 +67,12 @@ const Case kCases[] = {
      "., i0 c, i0, c -> i0 c | whole c", 36},
     {"float[4,5] g, float[4,9,5] x, int64[4,5] l) => (y)", "NegativeLogLikelihoodLossGrad<reduction=\"none\">(g, x, l)", "float32[4,9,5]",
      "i0 i2, i0 c i2, i0 i2 -> i0 c i2 | whole c", 180},
+    {"float[5,2,3] x, float[1,16,3] w, float[1,16,4] r, float[5,1,2,4] h, float[5,1,2,4] g) => (y)",
+     "LSTMGrad<hidden_size=4>(x, w, r, , , , , , h, g)", "float32[5,2,3]", "unknown: the operator has no factor rule", 7200},
+    {"float[2,5,3] x, float[1,12,3] w, float[1,12,4] r, float[2,5,1,4] h, float[2,5,1,4] g) => (y)",
+     "GRUGrad<hidden_size=4, layout=1>(x, w, r, , , , h, g)", "float32[2,5,3]", "unknown: the operator has no factor rule", 5400},
+    {"float[5,b,3] x, float[1,4,3] w, float[1,4,4] r, float[5,1,b,4] h, float[1,b,4] g) => (y)",
+     "RNNGrad<hidden_size=4>(x, w, r, , , , h, , g)", "float32[5,b,3]", "unknown: the operator has no factor rule", 900},
 };
 INSTANTIATE_TEST_SUITE_P(All, GradientOperators, ::testing::ValuesIn(kCases));
 

@@ -192,6 +192,28 @@ TEST_F(Files, NumpyFiles) {
   }
 }
 
+TEST_F(Files, ElementsOfTensorFilesStayThereWhereTheyAreMany) {
+  for (const int count : {3, 1000}) {
+    std::vector<float> wanted(static_cast<size_t>(count));
+    for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = static_cast<float>(i) / 2;
+    onnx::TensorProto proto;
+    proto.set_name("x");
+    proto.set_data_type(onnx::TensorProto::FLOAT);
+    proto.add_dims(count);
+    proto.set_raw_data(wanted.data(), wanted.size() * sizeof(float));
+    const std::string bytes = proto.SerializeAsString();
+    const TensorPtr read = read_tensor_file(save(bytes, "x.pb"));
+    EXPECT_EQ(read->name, "x");
+    EXPECT_EQ(read->file != nullptr, count == 1000);
+    ASSERT_EQ(read->bytes(), wanted.size() * sizeof(float));
+    EXPECT_EQ(std::memcmp(read->data, wanted.data(), read->bytes()), 0);
+    const std::string too_short = bytes.substr(0, bytes.size() - 4);
+    EXPECT_THROW(read_tensor_file(save(too_short, "short.pb")), Error);
+    proto.set_dims(0, count + 1);
+    EXPECT_THROW(read_tensor_file(save(proto.SerializeAsString(), "other.pb")), Error);
+  }
+}
+
 TEST_F(Files, OddGraphs) {  // CASES 6 and 9
   Model unsorted = read_model(save(parse("g (float[2] x) => (float[2] y) { y = Relu(t)\n t = Neg(x) }")));
   EXPECT_EQ(unsorted.graph->nodes[0]->op, "Neg");

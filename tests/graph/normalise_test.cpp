@@ -39,6 +39,11 @@ TEST_P(NormaliseTest, GivesOneForm) {
 const std::string kOld = "<ir_version: 8, opset_import: [\"\" : 17]>\n";
 const std::string kWithFunctions = "<ir_version: 8, opset_import: [\"\" : 17, \"f\" : 1]>\n";
 
+const std::string kBranches = "If<then_branch = t () => (float[2] a) { a = Relu(x) }, else_branch = e () => (float[2] b) { b = Exp(x) }>";
+const std::string kSqueeze =
+    "<int64[1] i = {1}, int64[1] one = {1}> { s = Shape(x) d = Gather(s, i) c = Equal(d, one) "
+    "y = If<then_branch = t () => (float a) { a = Squeeze(x, one) }, else_branch = e () => (float b) { b = Identity(x) }>(c) }";
+
 const Row kRows[] = {
     // Constants in all forms, at every level.
     {"constant_forms",
@@ -54,6 +59,43 @@ const Row kRows[] = {
      "If{Add}{}"},
     {"constant_as_output", kOld + "g (float[2] x) => (float[2] y, float[2] z) { y = Relu(x) z = Constant<value=float[2] {3,4}>() }",
      "Relu"},
+    // Branches whose condition is known.
+    {"branch_of_constant", kOld + "g (float[2] x) => (float[2] y) <bool c = {1}> { y = " + kBranches + "(c) }", "Relu"},
+    {"other_branch_of_constant", kOld + "g (float[2] x) => (float[2] y) <bool c = {0}> { y = " + kBranches + "(c) }", "Exp"},
+    {"branch_of_default", kOld + "g (float[2] x, bool c = {1}) => (float[2] y) { y = " + kBranches + "(c) }", "If{Relu}{Exp}"},
+    {"branch_of_size", kOld + "g (float[2,1,3] x) => (float[2,3] y) " + kSqueeze, "Squeeze"},
+    {"other_branch_of_size", kOld + "g (float[2,4,3] x) => (float[2,4,3] y) " + kSqueeze, "Identity"},
+    {"branch_of_symbolic_size", kOld + "g (float[2,N,3] x) => (float y) " + kSqueeze, "Shape Gather Equal If{Squeeze}{Identity}"},
+    {"branch_of_turned_sizes",
+     kOld +
+         "g (float[2] x) => (float[2] y) <int64[4] k = {1,2,3,4}, int64[2] two = {-1,2}, int64[1] z = {0}, int64[1] m = {-1}, "
+         "int64[1] low = {-9223372036854775807}, int64[1] three = {3}> "
+         "{ r = Reshape(k, two) s = Slice(r, m, low, z, m) t = Transpose<perm=[1,0]>(s) f = Reshape(t, m) d = Gather(f, z) "
+         "c = Equal(d, three) y = " +
+         kBranches + "(c) }",
+     "Relu"},
+    {"branch_after_branch",
+     kOld + "g (float[2,1,3] x) => (float[2,3] y) <bool c = {1}, int64[1] i = {1}, int64[1] one = {1}> "
+            "{ z = If<then_branch = t () => (float[2,1,3] a) { a = Relu(x) }, else_branch = e () => (float[2,3,1] b) { b = Transpose<perm=["
+            "0,2,1]>(x) }>(c) s = Shape(z) d = Gather(s, i) q = Equal(d, one) "
+            "y = If<then_branch = t () => (float[2,3] a) { a = Squeeze(z, one) }, else_branch = e () => (float[2,3] b) { b = ReduceSum<"
+            "keepdims=0>(z, i) }>(q) }",
+     "Relu Squeeze"},
+    {"branch_in_branch",
+     kOld + "g (bool u, float[2] x) => (float[2] y) <bool c = {1}> { y = If<then_branch = t () => (float[2] p) { p = " + kBranches +
+         "(c) }, else_branch = e () => (float[2] q) { q = Neg(x) }>(u) }",
+     "If{Relu}{Neg}"},
+    {"branch_that_hands_on",
+     kOld + "g (float[2] x) => (float[2] y, float[2] z) <bool c = {1}> { r = Relu(x) y, z = If<then_branch = t () => (float[2] a, float[2] "
+            "b) { a = Identity(r) b = Identity(r) }, else_branch = e () => (float[2] p, float[2] q) { p = Exp(x) q = Neg(x) }>(c) }",
+     "Relu Identity"},
+    {"branch_of_a_pass",  // the size that the body asks for grows from pass to pass
+     kOld +
+         "g (float[1] x) => (float[N] y) <int64 n = {3}, bool c = {1}, int64[1] z = {0}, int64[1] one = {1}> "
+         "{ y = Loop<body = b (int64 i, bool k, float[M] v) => (bool l, float[M2] w) { l = Identity(k) s = Shape(v) d = Gather(s, z) "
+         "q = Equal(d, one) w = If<then_branch = t () => (float[A] a) { a = Concat<axis=0>(v, v) }, else_branch = e () => (float[B] f) { "
+         "f = Concat<axis=0>(v, v, v) }>(q) }>(n, c, x) }",
+     "Loop{Identity Shape Gather Equal If{Concat}{Concat}}"},
     // Identities. Output names stay.
     {"identity_between", kOld + "g (float[2] x) => (float[2] y) { a = Relu(x) b = Identity(a) c = Identity(b) y = Exp(c) }", "Relu Exp"},
     {"identity_to_output", kOld + "g (float[2] x) => (float[2] y) { a = Relu(x) y = Identity(a) }", "Relu"},
@@ -189,6 +231,53 @@ TEST(Constants, AreDenseWhenSparse) {
   auto values = only(*model.graph, "Add").input(1)->constant->as<float>();
   EXPECT_EQ(std::vector<float>(values.begin(), values.end()), (std::vector<float>{0, 0, 5, 0}));
 }
+
+// What fold_shapes leaves, and the type of the first output.
+struct FoldRow {
+  std::string name, graph, ops, type;
+};
+void PrintTo(const FoldRow& row, std::ostream* out) {
+  *out << row.name;
+}
+class FoldShapesTest : public ::testing::TestWithParam<FoldRow> {};
+TEST_P(FoldShapesTest, GivesConstants) {
+  Model model = parse_model(kOld + GetParam().graph);
+  run_passes(model, normalise_passes());
+  run_passes(model, {{"fold-shapes", fold_shapes}});
+  infer_shapes(model);
+  EXPECT_EQ(ops(*model.graph), GetParam().ops) << print_graph(*model.graph);
+  EXPECT_EQ(to_string(model.graph->outputs[0]->type), GetParam().type);
+}
+
+const std::string kImage = "g (float[B,3,4,6] x) => (float[B,C,H,W] y) ";
+const FoldRow kFoldRows[] = {
+    {"scales_joined", kImage + "<float[2] a = {1,1}, float[2] b = {2,3}> { c = Concat<axis=0>(a, b) y = Resize(x, , c) }", "Resize",
+     "float32[B,3,8,18]"},
+    {"scales_of_sizes",
+     kImage + "<float[2] a = {1,1}, float[2] t = {12,12}, int64[1] two = {2}, int64[1] four = {4}> { s = Shape(x) p = Slice(s, two, four) "
+              "f = Cast<to=1>(p) r = Div(t, f) c = Concat<axis=0>(a, r) y = Resize(x, , c) }",
+     "Resize", "float32[B,3,12,12]"},
+    {"scales_of_scaled_sizes",
+     kImage +
+         "<float one = {1}, float half = {1.5}, int64[1] z = {0}, int64 i = {2}> { s = Shape(x) h = Gather(s, i) f = Cast<to=1>(h) m = "
+         "Mul(f, half) n = Floor(m) r = Div(n, f) u = Unsqueeze(r, z) o = Unsqueeze(one, z) c = Concat<axis=0>(o, o, u, o) y = Resize(x, "
+         ", c) }",
+     "Resize", "float32[B,3,6,6]"},
+    {"size_after_scales",
+     kImage +
+         "<float[2] a = {1,1}, float[2] b = {2,2}, int64[1] w = {-1}, int64[1] two = {2}, int64[1] four = {4}> { c = Concat<axis=0>(a, "
+         "b) r = Resize(x, , c) s = Shape(r) p = Slice(s, two, four) t = Concat<axis=0>(w, p) y = Reshape(r, t) }",
+     "Resize Reshape", "float32[?,8,12]"},
+    {"scales_given",
+     "g (float[B,3,4,6] x, float[2] b) => (float[B,C,H,W] y) <float[2] a = {1,1}> { c = Concat<axis=0>(a, b) y = Resize(x, , c) }",
+     "Concat Resize", "float32[B,C,H,W]"},
+    {"scales_of_unknown_size",
+     "g (float[B,3,H,H] x) => (float[P,Q,R,S] y) <float[3] a = {1,1,1}, float[1] t = {12}, int64[1] two = {2}> { s = Shape(x) p = "
+     "Gather(s, "
+     "two) f = Cast<to=1>(p) r = Div(t, f) c = Concat<axis=0>(a, r) y = Resize(x, , c) }",
+     "Shape Gather Cast Div Concat Resize", "float32[P,Q,R,S]"},
+};
+INSTANTIATE_TEST_SUITE_P(Models, FoldShapesTest, ::testing::ValuesIn(kFoldRows), [](const auto& info) { return info.param.name; });
 
 TEST(RunPasses, TimesNamesAndLeavesOut) {
   Model model = parse_model(kOld + "g (float[2] x) => (float[2] y) { a = Identity(x) y = Relu(a) }");

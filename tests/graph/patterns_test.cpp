@@ -136,6 +136,67 @@ const Row kRows[] = {
 
 INSTANTIATE_TEST_SUITE_P(Models, PatternTest, ::testing::ValuesIn(kRows), [](const auto& info) { return info.param.name; });
 
+// What makes the value that a pattern works on stays, be it an operator that the pattern has too.
+struct Made {
+  std::string op, text;
+};
+const Made kMade[] = {
+    {"Add", "z = Add(x, w)"},
+    {"Add", "z = Add(w, x)"},
+    {"Add", "z = Add(x, one)"},
+    {"Sub", "z = Sub(x, w)"},
+    {"Mul", "z = Mul(x, w)"},
+    {"Mul", "z = Mul(x, x)"},
+    {"Div", "z = Div(x, w)"},
+    {"Div", "z = Div(one, x)"},
+    {"Pow", "z = Pow(x, two)"},
+    {"Sqrt", "z = Sqrt(x)"},
+    {"Reciprocal", "z = Reciprocal(x)"},
+    {"Tanh", "z = Tanh(x)"},
+    {"Erf", "z = Erf(x)"},
+    {"Sigmoid", "z = Sigmoid(x)"},
+    {"Softplus", "z = Softplus(x)"},
+    {"Relu", "z = Relu(x)"},
+};
+struct Pattern {
+  std::string op, text;
+};
+const Pattern kOfMade[] = {
+    {"LayerNormalization",
+     "u = ReduceMean<axes=[-1]>(z) d = Sub(z, u) p = Mul(d, d) q = ReduceMean<axes=[-1]>(p) a = Add(q, e) r = Sqrt(a) n = Div(d, r) "
+     "t = Mul(n, w) y = Add(t, b)"},
+    {"RMSNormalization", "p = Pow(z, two) q = ReduceMean<axes=[-1]>(p) a = Add(q, e) r = Sqrt(a) n = Div(z, r) y = Mul(w, n)"},
+    {"RMSNormalization",
+     "p = Pow(z, two) q = ReduceMean<axes=[-1]>(p) a = Add(q, e) r = Sqrt(a) i = Reciprocal(r) n = Mul(z, i) y = Mul(n, w)"},
+    {"Gelu", "a = Div(z, r2) f = Erf(a) p = Add(f, one) m = Mul(z, p) y = Mul(m, half)"},
+    {"Gelu", "h = Mul(z, half) a = Mul(z, i2) f = Erf(a) p = Add(f, one) y = Mul(h, p)"},
+    {"Gelu", "q = Pow(z, three) s = Mul(q, k) t = Add(z, s) u = Mul(t, c) f = Tanh(u) p = Add(f, one) h = Mul(z, half) y = Mul(h, p)"},
+    {"Gelu",
+     "h = Mul(z, half) v = Mul(z, c) q = Mul(z, k) s = Mul(q, z) t = Add(s, one) u = Mul(v, t) f = Tanh(u) p = Add(f, one) y = Mul(h, p)"},
+    {"Gelu",
+     "h = Mul(z, half) v = Mul(z, c) q = Mul(z, k) s = Mul(q, z) t = Add(one, s) u = Mul(t, v) f = Tanh(u) p = Add(one, f) y = Mul(p, h)"},
+    {"Swish", "s = Sigmoid(z) y = Mul(s, z)"},
+    {"Swish", "t = Mul(z, half) s = Sigmoid(t) y = Mul(z, s)"},
+    {"HardSwish", "s = HardSigmoid<alpha=0.16666667>(z) y = Mul(z, s)"},
+    {"Mish", "s = Softplus(z) t = Tanh(s) y = Mul(t, z)"},
+};
+
+TEST(Patterns, LeaveWhatMakesTheirOperand) {
+  const std::string head = kXY +
+                           "<float[4] w = {1,2,3,4}, float[4] b = {5,6,7,8}, float two = {2}, float e = {0.00001}, float one = {1}, "
+                           "float half = {0.5}, float r2 = {1.4142135}, float i2 = {0.70710678}, float c = {0.79788456}, float k = "
+                           "{0.044715}, float three = {3}> { ";
+  for (const Pattern& pattern : kOfMade)
+    for (const Made& made : kMade) {
+      const std::string text = head + made.text + " " + pattern.text + " }";
+      Model model = parse_model(13, text);
+      run_passes(model, normalise_passes());
+      infer_shapes(model);
+      ASSERT_NO_THROW(run_passes(model, pattern_passes())) << text;
+      EXPECT_EQ(ops(*model.graph), made.op + " " + pattern.op) << text << "\n" << print_graph(*model.graph);
+    }
+}
+
 TEST(Patterns, KeepTheirNumbers) {
   Model norm = parse_model(13, kNorm +
                                    "{ u = ReduceMean<axes=[-1]>(x) d = Sub(x, u) p = Pow(d, two) q = ReduceMean<axes=[-1]>(p) a = Add(q, "

@@ -91,7 +91,7 @@ class Builder {
     std::vector<Value*> operands;
     for (size_t i = 0; i < c_.inputs.size(); ++i) operands.push_back(operand(i));
     std::vector<std::string> names;
-    for (size_t o = 0; o < c_.outputs; ++o) names.push_back(fmt::format("y{}", o));
+    for (size_t o = 0; o < c_.outputs; ++o) names.push_back(contains(c_.left_out, o) ? "" : fmt::format("y{}", o));
     Node* node = graph().add_node(c_.op, operands, names, c_.attributes);
     node->name = "it";
     infer_shapes(built_.model);
@@ -130,10 +130,16 @@ class Builder {
   // Each output times numbers of its shape, which running it shows.
   void add_loss(const Node& node) {
     Model alone = clone(built_.model);
-    for (Value* v : alone.graph->nodes[0]->outputs) alone.graph->outputs.push_back(v);
+    std::vector<size_t> present;
+    for (size_t o = 0; o < node.outputs.size(); ++o) {
+      if (!node.outputs[o]) continue;
+      present.push_back(o);
+      alone.graph->outputs.push_back(alone.graph->nodes[0]->outputs[o]);
+    }
     const std::vector<RuntimeValue> results = Interpreter(std::move(alone)).run(built_.given);
-    for (size_t o = 0; o < std::min(results.size(), c_.in_loss); ++o) {
-      const TensorView& y = results[o].tensor;
+    for (size_t k = 0; k < std::min(results.size(), c_.in_loss); ++k) {
+      const size_t o = present[k];
+      const TensorView& y = results[k].tensor;
       if (!is_float(y.dtype)) continue;
       Value* term = node.outputs[o];
       if (y.dtype != type_) term = graph().add_node("Cast", {term}, {fmt::format("cast{}", o)}, {{"to", int64_t(type_)}})->outputs[0];

@@ -20,6 +20,7 @@ struct GradientCase {
   std::vector<Attribute> attributes;
   size_t outputs = 1;
   size_t in_loss = SIZE_MAX;       // how many of the outputs, from the first, the loss is made of
+  std::vector<size_t> left_out;    // outputs that the node does not have
   std::vector<size_t> frozen;      // inputs whose gradient is not wanted
   std::vector<size_t> fed;         // integer inputs that are graph inputs all the same: what the rule cannot know beforehand
   bool symbolic = true;            // also with shapes that are not known beforehand
@@ -56,5 +57,6 @@ std::vector<GradientCase> movement_gradient_cases();
 std::vector<GradientCase> indexing_gradient_cases();
 std::vector<GradientCase> resize_gradient_cases();
 std::vector<GradientCase> attention_gradient_cases();
+std::vector<GradientCase> recurrent_gradient_cases();
 
 }  // namespace fretsaw::testing

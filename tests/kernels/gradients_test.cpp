@@ -29,6 +29,7 @@ constexpr std::pair<const char*, Table> kTables[] = {
     {"indexing", indexing_gradient_cases},
     {"resize", resize_gradient_cases},
     {"attention", attention_gradient_cases},
+    {"recurrent", recurrent_gradient_cases},
 };
 
 // Why a case fails: its operator, number and what is wrong; "" when none does.
@@ -55,9 +56,6 @@ INSTANTIATE_TEST_SUITE_P(Rules, GradientTable, ::testing::ValuesIn(kTables), [](
 const std::map<std::string, std::string> kWithoutRule = {
     {"LinearAttention", "not yet"},
     {"BitCast", "a float's bits have no derivative"},
-    {"LSTM", "not yet"},
-    {"GRU", "not yet"},
-    {"RNN", "not yet"},
     {"DequantizeLinear", "quantised weights are not trained"},
     {"DynamicQuantizeLinear", "quantised weights are not trained"},
     {"DeformConv", "not yet"},

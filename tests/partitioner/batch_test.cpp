@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "partitioner/partition.h"
 #include "tests/graph/text_model.h"
 
 namespace fretsaw {
@@ -200,6 +201,23 @@ TEST(BatchBranches, AreFollowedWhenTheConditionIsTheSameForAll) {
       "g (float[4,5] x, bool c) => (y) { y = If(c) <then_branch = t () => (float[4,5] a) { a = Relu(x) }, "
       "else_branch = e () => (float[4,5] b) { s = Constant<value_ints=[4,5]>() b = Reshape(x, s) }> }");
   EXPECT_EQ(d.facts.axes.at(output(d)).axis, 0);
+}
+
+// What exporters ask the model for is known before the batch is followed: the branch of a squeeze, and the scales of a Resize.
+TEST(BatchOfPlan, BranchesAndScalesThatAreKnownAreNotInItsWay) {
+  Model model = testing::parse_model(
+      17,
+      "g (float[4,1,3,2,2] x) => (float[4,3,4,4] y) <int64[1] one = {1}, float[2] a = {1,1}, float[2] b = {2,2}> "
+      "{ s = Shape(x) d = Gather(s, one) c = Equal(d, one) "
+      "z = If<then_branch = t () => (float p) { p = Squeeze(x, one) }, else_branch = e () => (float q) { q = Identity(x) }>(c) "
+      "k = Concat<axis=0>(a, b) y = Resize(z, , k) }");
+  PartitionOptions options;
+  options.mesh.data = 2;
+  const Plan plan = partition(std::move(model), options);
+  ASSERT_EQ(plan.outputs.size(), 1u);
+  EXPECT_EQ(plan.outputs[0].merge, "concat");
+  EXPECT_EQ(plan.outputs[0].axis, 0);
+  EXPECT_EQ(to_string(plan.outputs[0].type), "float32[batch,3,4,4]");
 }
 
 }  // namespace
