@@ -18,12 +18,6 @@ size_t bytes_of(DType type, const Dims& dims, Layout layout) {
 }
 
 RuntimeValue make_value(DType dtype, Dims dims) {
-  RuntimeValue value = make_unfilled_value(dtype, std::move(dims));
-  if (dtype != DType::string) std::memset(value.tensor.data, 0, std::max<size_t>(value.tensor.bytes(), 1));
-  return value;
-}
-
-RuntimeValue make_unfilled_value(DType dtype, Dims dims) {
   constexpr std::align_val_t kAlignment{64};
   RuntimeValue value;
   value.kind = RuntimeValue::Kind::tensor;
@@ -39,6 +33,7 @@ RuntimeValue make_unfilled_value(DType dtype, Dims dims) {
   // An empty tensor still gets memory, so that its address is never null.
   const size_t bytes = std::max<size_t>(value.tensor.bytes(), 1);
   void* memory = ::operator new(bytes, kAlignment);
+  std::memset(memory, 0, bytes);
   value.tensor.data = memory;
   value.owner = std::shared_ptr<void>(memory, [](void* p) { ::operator delete(p, kAlignment); });
   return value;

@@ -53,7 +53,5 @@ struct RuntimeValue {
 
 // An owned tensor (zeros; empty strings).
 RuntimeValue make_value(DType dtype, Dims dims);
-// One whose elements are still to be written.
-RuntimeValue make_unfilled_value(DType dtype, Dims dims);
 
 }  // namespace fretsaw

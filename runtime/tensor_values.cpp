@@ -1,25 +1,22 @@
 // Constant tensors as values that a program takes, and back.
 #include "runtime/tensor_values.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cstring>
 
 #include "graph/errors.h"
-#include "kernels/cpu/parallel.h"
 
 namespace fretsaw {
 
 RuntimeValue value_from_tensor(const Tensor& tensor) {
   if (tensor.is_missing()) throw Error("the bytes of tensor '" + tensor.name + "' are not there: " + tensor.missing);
-  RuntimeValue value = make_unfilled_value(tensor.dtype, tensor.dims);
+  RuntimeValue value = make_value(tensor.dtype, tensor.dims);
   if (tensor.dtype == DType::string) {
     if (static_cast<int64_t>(tensor.strings.size()) != tensor.count()) throw Error("tensor '" + tensor.name + "' holds too few strings");
     std::copy(tensor.strings.begin(), tensor.strings.end(), value.tensor.as<std::string>());
   } else if (tensor.bytes() > 0) {
     if (!tensor.data) throw Error("tensor '" + tensor.name + "' holds no bytes");
-    copy_in_parallel(value.tensor.data, tensor.data, tensor.bytes(), omp_get_max_threads());
+    std::memcpy(value.tensor.data, tensor.data, tensor.bytes());
   }
   return value;
 }

@@ -37,12 +37,12 @@ class ArraySource : public SampledSource {
   int64_t epoch_size() const override { return samples_; }
 
  protected:
-  Batch make(int64_t batch) const override {
+  Batch make(int64_t batch) override {
     Batch values;
     for (const auto& [name, array] : arrays_) {
       Dims dims = array->dims;
       dims[0] = batch;
-      values[name] = make_value(array->dtype, dims);
+      values[name] = room_for(array->dtype, dims);
     }
     return values;
   }

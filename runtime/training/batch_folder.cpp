@@ -1,4 +1,6 @@
 // Data as a folder of batches: NAME_S.pb for each input NAME and step S.
+#include <omp.h>
+
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
@@ -7,6 +9,7 @@
 
 #include "graph/errors.h"
 #include "graph/io.h"
+#include "kernels/cpu/parallel.h"
 #include "runtime/tensor_values.h"
 #include "runtime/training/data.h"
 
@@ -60,7 +63,7 @@ class BatchFolder : public DataSource {
   Batch next(int64_t batch) override {
     const auto step = std::next(steps_.begin(), position_.sample % epoch_size());
     Batch values;
-    for (const auto& [name, file] : step->second) values[name] = value_from_tensor(*read_tensor_file(file));
+    for (const auto& [name, file] : step->second) values[name] = value_of(*read_tensor_file(file));
     if (batch > 0) check_size(step->second, values, batch);
     if (++position_.sample >= epoch_size()) position_ = {position_.epoch + 1, 0};
     return values;
@@ -68,6 +71,13 @@ class BatchFolder : public DataSource {
 
  private:
   using Files = std::map<std::string, std::string>;  // name -> path
+
+  RuntimeValue value_of(const Tensor& tensor) {
+    if (tensor.dtype == DType::string || !tensor.data) return value_from_tensor(tensor);
+    RuntimeValue value = room_for(tensor.dtype, tensor.dims);
+    copy_in_parallel(value.tensor.data, tensor.data, tensor.bytes(), omp_get_max_threads());
+    return value;
+  }
 
   void check_complete() const {
     std::map<std::string, int64_t> all;  // name -> a step that has it

@@ -43,6 +43,12 @@ std::unique_ptr<DataSource> open_data(const std::string& path, const DataOptions
   throw Error("is no training data", kAllowed).in_file(path);
 }
 
+RuntimeValue DataSource::room_for(DType dtype, const Dims& dims) {
+  RuntimeValue value;
+  make_pooled(pool_, value, dtype, dims);
+  return value;
+}
+
 void DataSource::seek(const DataPosition& position) {
   if (position.epoch < 0 || position.sample < 0 || position.sample > epoch_size())
     throw Error("has no sample " + std::to_string(position.sample) + " to go on with: an epoch has " + std::to_string(epoch_size()),

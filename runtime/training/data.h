@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/tensor_view.h"
+#include "runtime/memory.h"
 
 namespace fretsaw {
 
@@ -66,8 +66,14 @@ class DataSource {
 
  protected:
   explicit DataSource(std::string path) : path_(std::move(path)) {}
+  // A tensor of a batch, its elements still to be written, in memory that earlier batches have let go of.
+  RuntimeValue room_for(DType dtype, const Dims& dims);
+
   std::string path_;
   DataPosition position_;
+
+ private:
+  BufferPool pool_{std::make_shared<AllocationCount>()};
 };
 
 // Throws Error naming the path: what was found there, and what is allowed.

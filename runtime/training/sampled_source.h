@@ -13,7 +13,7 @@ class SampledSource : public DataSource {
  protected:
   SampledSource(std::string path, const DataOptions& options) : DataSource(std::move(path)), options_(options) {}
   // Memory for `batch` samples of every input, and sample `at` written to row `row` of it. `at.sample` is below epoch_size().
-  virtual Batch make(int64_t batch) const = 0;
+  virtual Batch make(int64_t batch) = 0;
   virtual void fill(Batch& values, int64_t row, const DataPosition& at) const = 0;
 
   DataOptions options_;

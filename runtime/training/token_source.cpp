@@ -39,9 +39,9 @@ class TokenSource : public SampledSource {
   int64_t epoch_size() const override { return (count_ - 1) / length_; }
 
  protected:
-  Batch make(int64_t batch) const override {
-    return {{options_.tokens, make_value(options_.token_type, {batch, length_})},
-            {options_.next_tokens, make_value(options_.next_type, {batch, length_})}};
+  Batch make(int64_t batch) override {
+    return {{options_.tokens, room_for(options_.token_type, {batch, length_})},
+            {options_.next_tokens, room_for(options_.next_type, {batch, length_})}};
   }
 
   void fill(Batch& values, int64_t row, const DataPosition& at) const override {

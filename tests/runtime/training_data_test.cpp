@@ -69,6 +69,24 @@ std::vector<int64_t> samples_of(const Batch& batch) {
   return samples;
 }
 
+TEST(TrainingData, BatchesUseMemoryThatEarlierOnesHaveLetGoOf) {
+  const TemporaryFolder arrays, batches;
+  write_arrays(arrays, 10);
+  for (int s = 0; s < 2; ++s) {
+    write_batch(batches / ("x_" + std::to_string(s) + ".pb"), {2}, {1, 2});
+    write_batch(batches / ("target_" + std::to_string(s) + ".pb"), {2}, {3, 4});
+  }
+  for (const std::string& folder : {arrays.path(), batches.path()}) {
+    const auto data = open_data(folder, {});
+    const auto size = data->in_batches() ? 0 : 4;
+    Batch held = data->next(size);
+    const void* first = held.at("x").tensor.data;
+    EXPECT_NE(data->next(size).at("x").tensor.data, first);
+    held.clear();
+    EXPECT_EQ(data->next(size).at("x").tensor.data, first);
+  }
+}
+
 // --- reading ahead ---
 
 TEST(ReadAhead, GivesWhatTheSourceGivesWithItsPlaces) {
