@@ -20,23 +20,49 @@ std::string after(std::string_view prefix, const std::string& name) {
 
 using KnownStates = std::map<std::string, const PlanState*>;
 
+// The rank's part of what the plan says, to be read only: it may be the plan's own memory.
+RuntimeValue initial_part(const PlanState& state, const Coordinates& place) {
+  if (state.initial->bytes() > 0 && !state.initial->data)
+    throw Error("the weight '" + state.name + "' has no values: " + state.initial->missing, "give the model its weights' file");
+  RuntimeValue value;
+  if (state.parts.empty()) {
+    from_constant(state.initial, value, nullptr);
+    return value;
+  }
+  const StatePart part(state, place);
+  value = make_value(state.type.dtype, part.dims());
+  part.take(state.initial->data, static_cast<std::byte*>(value.tensor.data));
+  return value;
+}
+
+// Likewise. Of a state without an initial value: nothing, for it starts at zero.
 RuntimeValue first_value(const PlanState& state, const KnownStates& known, const Coordinates& place) {
   if (!state.type.is_tensor() || !state.type.shape || !is_static(*state.type.shape))
     throw Error("the shape of the plan's state '" + state.name + "' is not known", "partition the model again");
   if (!state.rounded_from.empty()) {
     PlanState wide = *known.at(state.rounded_from);
     wide.parts = state.parts;
-    return rounded(first_value(wide, known, place), state.type.dtype);
+    const RuntimeValue value = first_value(wide, known, place);
+    return value.kind == RuntimeValue::Kind::absent ? value : rounded(value, state.type.dtype);
   }
-  const StatePart part(state, place);
-  RuntimeValue value = make_value(state.type.dtype, part.dims());
-  if (!state.initial) {
-    std::memset(value.tensor.data, 0, value.tensor.bytes());
-    return value;
+  return state.initial ? initial_part(state, place) : RuntimeValue{};
+}
+
+// Memory of its own with the first value: of `device`, in `pool`, or without one the host's.
+RuntimeValue begun(const PlanState& state, const KnownStates& known, const Coordinates& place, BufferPool* pool, Device* device) {
+  const RuntimeValue first = first_value(state, known, place);
+  const bool is_zero = first.kind == RuntimeValue::Kind::absent;
+  const Dims dims = StatePart(state, place).dims();
+  RuntimeValue value;
+  if (!device) {
+    value = make_value(state.type.dtype, dims);
+    if (!is_zero) std::memcpy(value.tensor.data, first.tensor.data, value.tensor.bytes());
+  } else if (is_zero) {
+    make_pooled(*pool, value, state.type.dtype, dims);
+    device->clear(value.tensor.data, value.tensor.bytes());
+  } else {
+    copy_pooled(*pool, first, value, device);
   }
-  if (state.initial->bytes() > 0 && !state.initial->data)
-    throw Error("the weight '" + state.name + "' has no values: " + state.initial->missing, "give the model its weights' file");
-  part.take(state.initial->data, static_cast<std::byte*>(value.tensor.data));
   return value;
 }
 
@@ -52,10 +78,8 @@ void Rank::add_states() {
     const auto state = known.find(name);
     if (name.empty() || state == known.end()) return nullptr;
     const auto [kept, is_new] = states_.try_emplace(name);
-    if (is_new && context_.device)
-      copy_pooled(context_.device_memory->pool, first_value(*state->second, known, place), kept->second, context_.device.get());
-    else if (is_new)
-      kept->second = first_value(*state->second, known, place);
+    if (is_new)
+      kept->second = begun(*state->second, known, place, context_.device ? &context_.device_memory->pool : nullptr, context_.device.get());
     if (is_new && state->second->starts_at_zero) made_anew_.push_back(&kept->second);
     return &kept->second;
   };

@@ -1,12 +1,15 @@
 // Parts of states are runs of the whole's bytes.
 #include "runtime/state_parts.h"
 
+#include <omp.h>
+
 #include <algorithm>
 #include <cstring>
 #include <numeric>
 
 #include "graph/types.h"
 #include "kernels/cpu/convert.h"
+#include "kernels/cpu/parallel.h"
 
 namespace fretsaw {
 namespace {
@@ -80,12 +83,15 @@ void StatePart::put(const std::byte* part, std::byte* whole) const {
 RuntimeValue rounded(const RuntimeValue& value, DType type) {
   RuntimeValue made = make_value(type, value.tensor.dims);
   const int64_t count = value.tensor.count();
-  std::vector<double> numbers(static_cast<size_t>(std::min<int64_t>(count, kRoundedAtOnce)));
-  for (int64_t at = 0; at < count; at += kRoundedAtOnce) {
-    const int64_t n = std::min(count - at, kRoundedAtOnce);
-    load_as(value.tensor.dtype, value.tensor.data, at, n, numbers.data());
-    store_from(type, made.tensor.data, at, n, numbers.data());
-  }
+  parallel_for((count + kRoundedAtOnce - 1) / kRoundedAtOnce, kGrainElements / kRoundedAtOnce, omp_get_max_threads(),
+               [&](int64_t begin, int64_t end) {
+                 std::vector<double> numbers(static_cast<size_t>(std::min<int64_t>(count, kRoundedAtOnce)));
+                 for (int64_t at = begin * kRoundedAtOnce; at < std::min(count, end * kRoundedAtOnce); at += kRoundedAtOnce) {
+                   const int64_t n = std::min(count - at, kRoundedAtOnce);
+                   load_as(value.tensor.dtype, value.tensor.data, at, n, numbers.data());
+                   store_from(type, made.tensor.data, at, n, numbers.data());
+                 }
+               });
   return made;
 }
 
