@@ -175,7 +175,14 @@ class NodeContext : public onnx::InferenceContext {
   size_t getNumInputs() const override { return node_.inputs.size(); }
   const onnx::TypeProto* getInputType(size_t i) const override { return node_.input(i) ? engine_.type_proto(node_.input(i)) : nullptr; }
   bool hasInput(size_t i) const override { return node_.input(i) != nullptr; }
-  const onnx::TensorProto* getInputData(size_t i) const override { return node_.input(i) ? engine_.data_proto(node_.input(i)) : nullptr; }
+  const onnx::TensorProto* getInputData(size_t i) const override {
+    const onnx::TensorProto* data = node_.input(i) ? engine_.data_proto(node_.input(i)) : nullptr;
+    if (!data || !node_.is("Range") || data->dims_size() != 1 || data->dims(0) != 1) return data;
+    // Models, and ONNX's own function of AffineGrid, give Range tensors of one element, which its inference refuses.
+    onnx::TensorProto& number = numbers_.emplace_back(*data);
+    number.clear_dims();
+    return &number;
+  }
   const onnx::TensorShapeProto* getSymbolicInput(size_t i) const override {
     return node_.input(i) ? engine_.symbolic_proto(node_.input(i)) : nullptr;
   }
@@ -232,6 +239,7 @@ class NodeContext : public onnx::InferenceContext {
   const Node& node_;
   std::vector<onnx::TypeProto> outputs_;
   mutable std::unordered_map<const Attribute*, onnx::AttributeProto> attributes_;
+  mutable std::deque<onnx::TensorProto> numbers_;
   std::deque<BodyInferencer> inferencers_;
 };
 

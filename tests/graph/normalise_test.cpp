@@ -279,6 +279,14 @@ const FoldRow kFoldRows[] = {
 };
 INSTANTIATE_TEST_SUITE_P(Models, FoldShapesTest, ::testing::ValuesIn(kFoldRows), [](const auto& info) { return info.param.name; });
 
+// ONNX asks for scalars, and its own function of AffineGrid gives Range a size of shape [1].
+TEST(InferShapes, RangeTakesTensorsOfOneElement) {
+  Model model = parse_model(
+      kOld + "g () => (int64[N] y) <int64 zero = {0}, int64[1] limit = {4}, int64[1] step = {1}> { y = Range(zero, limit, step) }");
+  EXPECT_TRUE(infer_shapes(model).faults.empty());
+  EXPECT_EQ(to_string(model.graph->outputs[0]->type), "int64[4]");
+}
+
 TEST(RunPasses, TimesNamesAndLeavesOut) {
   Model model = parse_model(kOld + "g (float[2] x) => (float[2] y) { a = Identity(x) y = Relu(a) }");
   setenv("FRETSAW_DISABLE_PASSES", "remove-identities,other", 1);
