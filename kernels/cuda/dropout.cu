@@ -4,7 +4,7 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/dropout.h"
 #include "kernels/cuda/number_types.cuh"
-#include "kernels/cuda/random.cuh"
+#include "kernels/cuda/random_place.cuh"
 
 namespace fretsaw::cuda {
 namespace {
@@ -82,17 +82,9 @@ std::string unsupported_dropout(const CompileContext& c) {
   return refuse_other_types(c, 2, {DType::boolean});
 }
 
-// What a mask depends on from step to step, in device memory: the first sample at hand and how many there are, and the step's counter.
-struct MaskPlace {
-  const int64_t *samples, *counter;
-};
-
-// The key is that of mask_key (kernels/cpu/random.h), and `first` that of first_of_mask.
-__global__ void __launch_bounds__(kThreads) draw_mask(bool* mask, int64_t count, float ratio, uint64_t key, MaskPlace place) {
-  const uint64_t counter = static_cast<uint64_t>(*place.counter);
-  const cuda::Philox random((key ^ counter * 0x9E3779B97F4A7C15u) * 0xBF58476D1CE4E5B9u);
-  const int64_t samples = place.samples[1];
-  const uint64_t first = samples > 0 ? static_cast<uint64_t>(count / samples * place.samples[0]) : 0;
+__global__ void __launch_bounds__(kThreads) draw_mask(bool* mask, int64_t count, float ratio, uint64_t key, RandomPlace place) {
+  const cuda::Philox random = place.random(key);
+  const uint64_t first = place.first(count);
   for (int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kPack; i < count; i += int64_t{gridDim.x} * kThreads * kPack) {
     uint4 words{};
 #pragma unroll
@@ -110,7 +102,7 @@ CompiledKernel make_dropout_mask(const CompileContext& c) {
   const auto key = static_cast<uint64_t>(c.node().get_int("key", 0));
   return {[ratio, key](RunContext& r) {
     require(r.input(1).count() == 2, "the samples at hand are not given by two numbers");
-    const MaskPlace place{r.input(1).as<const int64_t>(), r.input(2).as<const int64_t>()};
+    const RandomPlace place{r.input(1).as<const int64_t>(), r.input(2).as<const int64_t>()};
     TensorView& mask = sized_output(r, 0, Dims(r.input_ints(0)), DType::boolean);
     if (mask.count() == 0) return;
     draw_mask<<<blocks_for(mask.count(), kThreads, kPack), kThreads, 0, stream_of(r)>>>(mask.as<bool>(), mask.count(), ratio, key, place);

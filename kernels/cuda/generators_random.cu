@@ -1,4 +1,4 @@
-// Operators that draw random numbers: RandomNormal, RandomUniform, their Like forms, Bernoulli, Multinomial.
+// Operators that draw random numbers: RandomNormal, RandomUniform, their Like forms, Bernoulli, Multinomial, and RandomAt.
 // They are those of the CPU; where these go through a logarithm, an exponential or a sum, up to rounding in float64.
 #include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
@@ -7,7 +7,7 @@
 #include "kernels/cpu/random.h"
 #include "kernels/cuda/indexing.h"
 #include "kernels/cuda/number_types.cuh"
-#include "kernels/cuda/random.cuh"
+#include "kernels/cuda/random_place.cuh"
 
 namespace fretsaw::cuda {
 namespace {
@@ -145,6 +145,44 @@ CompiledKernel make_multinomial(const CompileContext& c) {
   return kernel;
 }
 
+// The number of an element's place in the whole batch; with limits, 1 where it is below that of the element.
+struct DrawAtPlace {
+  RandomPlace place;
+  uint64_t key;
+  int64_t count;
+  bool normal;
+  const float* limits;  // null: none
+  int64_t limit_step;   // 0: one for all
+  __device__ float operator()(int64_t i) const {
+    const cuda::Philox random = place.random(key);
+    const uint64_t at = place.first(count) + static_cast<uint64_t>(i);
+    const float number = normal ? static_cast<float>(random.normal(at)) : random.uniform(at);
+    if (!limits) return number;
+    return number < limits[i * limit_step] ? 1.0f : 0.0f;
+  }
+};
+
+CompiledKernel make_random_at(const CompileContext& c) {
+  const bool normal = c.node().get_int("normal", 0) != 0;
+  const auto key = static_cast<uint64_t>(c.node().get_int("key", 0));
+  return {[normal, key](RunContext& r) {
+    require(r.input(1).count() == 2, "the samples at hand are not given by two numbers");
+    const RandomPlace place{r.input(1).as<const int64_t>(), r.input(2).as<const int64_t>()};
+    const TensorView& y = sized_output(r, 0, Dims(r.input_ints(0)), DType::float32);
+    const bool limited = r.has_input(3), one_limit = limited && r.input(3).count() == 1;
+    require(!limited || one_limit || r.input(3).count() == y.count(), "the limits have another shape than the numbers");
+    launch_fill(r, y.as<float>(), y.count(),
+                DrawAtPlace{place, key, y.count(), normal, limited ? r.input(3).as<const float>() : nullptr, one_limit ? 0 : 1});
+  }};
+}
+
+std::string unsupported_random_at(const CompileContext& c) {
+  for (size_t i : {1, 2}) {
+    if (std::string reason = refuse_other_types(c, i, {DType::int64}); !reason.empty()) return reason;
+  }
+  return refuse_other_types(c, 3, {DType::float32});
+}
+
 std::string refuse_no_float(DType type) {
   const bool is_one = type == DType::float32 || type == DType::float64 || type == DType::float16 || type == DType::bfloat16;
   return is_one ? "" : "elements of type " + std::string(name_of(type));
@@ -177,6 +215,8 @@ void register_random(KernelRegistry& registry) {
   add("RandomUniformLike", make_random<false, true>, unsupported_random<true>);
   add("Bernoulli", make_bernoulli, unsupported_bernoulli);
   add("Multinomial", make_multinomial, unsupported_by_first);
+  registry.add(
+      {.op = "RandomAt", .domain = "ai.fretsaw", .make = make_random_at, .unsupported = unsupported_random_at, .host_inputs = {0}});
 }
 
 }  // namespace fretsaw::cuda

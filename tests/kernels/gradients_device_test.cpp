@@ -362,5 +362,32 @@ TEST(GradientsOnDevice, DropoutDropsWhatTheCpuDrops) {
   }
 }
 
+RuntimeValue integers(const std::vector<int64_t>& values, bool is_scalar = false) {
+  RuntimeValue made = make_value(DType::int64, is_scalar ? Dims{} : Dims{std::ssize(values)});
+  std::copy(values.begin(), values.end(), made.tensor.as<int64_t>());
+  return made;
+}
+
+TEST(GradientsOnDevice, NumbersByTheirPlaceAreThoseOfTheCpu) {
+  if (!any_device()) GTEST_SKIP() << "no device";
+  for (const int64_t first : {0, 3}) {
+    const RuntimeValue shape = integers({4, 5, 7}), samples = integers({first, 4}), counter = integers({11}, true);
+    DeviceCase mask{"DropoutMask", {shape, samples, counter}, {attribute("ratio", 0.3f), attribute("key", int64_t{77})}};
+    mask.domain = "ai.fretsaw", mask.output_types = {DType::boolean};
+    expect_same_on_device(mask, {0, 0});
+    for (const int64_t normal : {0, 1}) {
+      DeviceCase drawn{"RandomAt", {shape, samples, counter}, {attribute("normal", normal), attribute("key", int64_t{78})}};
+      drawn.domain = "ai.fretsaw", drawn.output_types = {DType::float32};
+      expect_same_on_device(drawn, {1e-6, 1e-6});
+      if (normal) continue;
+      for (const Dims& limits : {Dims{}, Dims{4, 5, 7}}) {
+        DeviceCase limited = drawn;
+        limited.inputs.push_back(numbers(DType::float32, limits, 0.3, 0.6));
+        expect_same_on_device(limited, {0, 0});
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fretsaw::testing
