@@ -319,35 +319,32 @@ std::vector<OpSchema> sum_schemas() {
   return {sum};
 }
 
-std::vector<OpSchema> random_schemas() {
-  OpSchema mask("DropoutMask", __FILE__, __LINE__);
-  mask.SetDomain(kCommunicationDomain)
+// What is drawn by the index in the whole batch.
+OpSchema drawn(const char* name, const char* doc) {
+  OpSchema schema(name, __FILE__, __LINE__);
+  schema.SetDomain(kCommunicationDomain)
       .SinceVersion(1)
-      .SetDoc("Which elements a dropout keeps, by their index in the whole batch.")
-      .Input(0, "shape", "The shape of the mask", "S")
-      .Input(1, "samples", "The first sample at hand and how many there are", "S")
-      .Input(2, "counter", "Another number in every step", "S")
-      .Output(0, "mask", "True where an element stays", "B")
-      .TypeConstraint("S", {"tensor(int64)"}, "Whole numbers")
-      .TypeConstraint("B", {"tensor(bool)"}, "The mask")
-      .Attr("ratio", "The share of elements that go", AttributeProto::FLOAT, 0.5f)
-      .Attr("key", "Of the generator", AttributeProto::INT, static_cast<int64_t>(0))
-      .TypeAndShapeInferenceFunction(drawn_shape<onnx::TensorProto::BOOL>);
-  OpSchema numbers("RandomAt", __FILE__, __LINE__);
-  numbers.SetDomain(kCommunicationDomain)
-      .SinceVersion(1)
-      .SetDoc("Random numbers, by their index in the whole batch.")
+      .SetDoc(doc)
       .Input(0, "shape", "The shape of the result", "S")
       .Input(1, "samples", "The first sample at hand and how many there are", "S")
       .Input(2, "counter", "Another number in every step", "S")
-      .Input(3, "limits", "One number, or one for each element", "F", OpSchema::Optional)
-      .Output(0, "numbers", "The numbers; with limits, 1 where they are below them and otherwise 0", "F")
       .TypeConstraint("S", {"tensor(int64)"}, "Whole numbers")
-      .TypeConstraint("F", {"tensor(float)"}, "Numbers")
-      .Attr("normal", "1: of mean 0 and deviation 1; otherwise uniform from 0 to 1", AttributeProto::INT, static_cast<int64_t>(0))
-      .Attr("key", "Of the generator", AttributeProto::INT, static_cast<int64_t>(0))
-      .TypeAndShapeInferenceFunction(drawn_shape<onnx::TensorProto::FLOAT>);
-  return {mask, numbers};
+      .Attr("key", "Of the generator", AttributeProto::INT, static_cast<int64_t>(0));
+  return schema;
+}
+
+std::vector<OpSchema> random_schemas() {
+  return {drawn("DropoutMask", "Which elements a dropout keeps, by their index in the whole batch.")
+              .Output(0, "mask", "True where an element stays", "B")
+              .TypeConstraint("B", {"tensor(bool)"}, "The mask")
+              .Attr("ratio", "The share of elements that go", AttributeProto::FLOAT, 0.5f)
+              .TypeAndShapeInferenceFunction(drawn_shape<onnx::TensorProto::BOOL>),
+          drawn("RandomAt", "Random numbers, by their index in the whole batch.")
+              .Input(3, "limits", "One number, or one for each element", "F", OpSchema::Optional)
+              .Output(0, "numbers", "The numbers; with limits, 1 where they are below them and otherwise 0", "F")
+              .TypeConstraint("F", {"tensor(float)"}, "Numbers")
+              .Attr("normal", "1: of mean 0 and deviation 1; otherwise uniform from 0 to 1", AttributeProto::INT, static_cast<int64_t>(0))
+              .TypeAndShapeInferenceFunction(drawn_shape<onnx::TensorProto::FLOAT>)};
 }
 
 }  // namespace

@@ -13,11 +13,11 @@
 #include "graph/passes/rewrite.h"
 #include "graph/training/training_plan.h"
 #include "partitioner/gradient_buckets.h"
+#include "partitioner/node_numbers.h"
 #include "partitioner/recompute.h"
 #include "partitioner/rounded_uses.h"
 #include "partitioner/training_job.h"
 #include "partitioner/units.h"
-#include "partitioner/weight_gradients.h"
 
 namespace fretsaw {
 namespace {
@@ -273,9 +273,12 @@ class JointGraph {
   }
 
   void recompute() {
-    const std::unordered_map<const Node*, int> numbers = numbers_of_nodes();
+    const NodeNumbers numbers = numbers_of_nodes();
     const RecomputeProblem problem = {
-        [&](const Node& node) { return is_forward(node) ? stage_of_.at(&node) : -1; },
+        [&](const Node& node) {
+          const auto known = stage_of_.find(&node);
+          return known != stage_of_.end() && known->second < job_.stages() ? known->second : -1;
+        },
         [&](const Node& node) {
           const int number = numbers.at(&node);
           return number < job_.stages() ? -1 : job_.forward_of(number);
@@ -289,7 +292,7 @@ class JointGraph {
   // Parameters that are only taken rounded to 16 bits are kept in that form too: the update rounds them, once a step.
   void take_copies() {
     const Consumers users = consumers_of(graph());
-    const std::unordered_map<const Node*, int> numbers = numbers_of_nodes();
+    const NodeNumbers numbers = numbers_of_nodes();
     std::unordered_set<const Node*> gone;
     for (const std::string& name : job_.parameters) {
       Value* value = parameter(name);
@@ -314,7 +317,7 @@ class JointGraph {
     copy.type.dtype = type, copy.rounded_from = name;
   }
   // The cast's input has its type already. What runs in other stages is sent it from here, as before; true: there is no such node.
-  bool pass_by(Node& cast, const Consumers& users, const std::unordered_map<const Node*, int>& numbers) {
+  bool pass_by(Node& cast, const Consumers& users, const NodeNumbers& numbers) {
     Value *in = cast.inputs[0], *out = cast.outputs[0];
     bool all = std::find(graph().outputs.begin(), graph().outputs.end(), out) == graph().outputs.end();
     if (const auto found = users.find(out); found != users.end()) {
@@ -333,7 +336,7 @@ class JointGraph {
   // A backward graph takes what its forward graph was sent from there, and is not sent it once more; a graph of weights likewise from
   // both. A parameter that was gathered is gathered again.
   void keep_received_values() {
-    const std::unordered_map<const Node*, int> numbers = numbers_of_nodes();
+    const NodeNumbers numbers = numbers_of_nodes();
     std::map<std::pair<const Value*, int>, Value*> kept;
     for (Node* node : std::vector<Node*>(graph().nodes)) {
       const int own = numbers.at(node), stage = own < 0 ? own : job_.forward_of(own);
@@ -351,7 +354,7 @@ class JointGraph {
     gather_again(numbers);
     sort_nodes(graph());
   }
-  void gather_again(const std::unordered_map<const Node*, int>& numbers) {
+  void gather_again(const NodeNumbers& numbers) {
     std::map<std::pair<const Value*, int>, Value*> made;
     for (Node* node : std::vector<Node*>(graph().nodes)) {
       const auto number = numbers.find(node);
@@ -372,49 +375,11 @@ class JointGraph {
     }
   }
 
-  // Of every node of the joint graph: forward ones where they were, backward ones with their forward node or later; -1: copied.
-  std::unordered_map<const Node*, int> numbers_of_nodes() const {
-    std::unordered_map<std::string, int> by_name;
-    for (const auto& [node, stage] : stage_of_) by_name.emplace(node->name, stage);
-    std::unordered_map<const Node*, int> stages;  // the forward stage that each belongs to
-    for (const Node* node : model_.graph->nodes) stages[node] = stage_of(*node, by_name, stages);
-    std::unordered_set<const Node*> apart;
-    if (job_.has_weight_graphs())
-      apart = weight_gradient_nodes(*model_.graph, [&](const Node& n) { return is_forward(n) ? -1 : stages.at(&n); });
-    std::unordered_map<const Node*, int> numbers;
-    for (const Node* node : model_.graph->nodes) {
-      const int stage = stages.at(node);
-      if (const auto known = stage_of_.find(node); known != stage_of_.end())
-        numbers[node] = known->second;
-      else
-        numbers[node] = apart.contains(node) ? job_.weights_of(stage) : job_.backward_of(stage);
-    }
-    return numbers;
-  }
-  bool is_backward(const Node& node) const { return !stage_of_.contains(&node); }
-  bool is_forward(const Node& node) const {
-    const auto known = stage_of_.find(&node);
-    return known != stage_of_.end() && known->second < job_.stages();
-  }
-  // A backward node runs with its forward node, or in an earlier stage where it needs what that one's backward graph makes.
-  int stage_of(const Node& node, const std::unordered_map<std::string, int>& by_name,
-               const std::unordered_map<const Node*, int>& stages) const {
-    if (const auto known = stage_of_.find(&node); known != stage_of_.end()) return known->second < 0 ? -1 : job_.forward_of(known->second);
-    int stage = job_.stages() - 1;
-    if (const auto sum = sums_.find(&node); sum != sums_.end()) {
-      stage = sum->second;
-    } else if (const auto of = node.metadata.find(kBackwardOf); of != node.metadata.end()) {
-      const auto forward = by_name.find(of->second);
-      if (forward != by_name.end() && forward->second >= 0) stage = forward->second;
-    }
-    for (const Value* v : node.inputs)
-      if (v && v->producer && is_backward(*v->producer)) stage = std::min(stage, stages.at(v->producer));
-    return stage;
-  }
+  NodeNumbers numbers_of_nodes() const { return number_nodes(*model_.graph, job_, stage_of_, sums_); }
 
   void cut() {
     GraphIndex index(graph());
-    const std::unordered_map<const Node*, int> numbers = numbers_of_nodes();
+    const NodeNumbers numbers = numbers_of_nodes();
     StageAssignment assignment;
     assignment.stages = job_.micro_batch_graphs();
     assignment.may_be_empty = true, assignment.forward = job_.stages();
@@ -446,10 +411,10 @@ class JointGraph {
   int tensor_;
   Plan& plan_;
   std::map<std::string, int>& homes_;
-  std::unordered_map<const Node*, int> stage_of_;  // of forward nodes and copies: the number of their graph; -1: copied
-  std::unordered_map<const Node*, int> sums_;      // stages of sums of gradients
-  std::unordered_map<const Value*, int> home_;     // stages of parameters
-  std::vector<Value*> wanted_;                     // whose gradients are added up
+  NodeNumbers stage_of_;                        // of forward nodes and copies: the number of their graph; -1: copied
+  NodeNumbers sums_;                            // stages of sums of gradients
+  std::unordered_map<const Value*, int> home_;  // stages of parameters
+  std::vector<Value*> wanted_;                  // whose gradients are added up
   std::vector<std::string> wanted_names_;
   std::unordered_set<const Value*> gathers_;  // parameters that are gathered from the data ranks
 };

@@ -9,7 +9,6 @@
 #include <tuple>
 #include <unordered_set>
 
-#include "graph/communication_schemas.h"
 #include "graph/errors.h"
 #include "kernels/cpu/reorder.h"
 #include "runtime/collectives.h"
@@ -21,8 +20,6 @@ namespace fretsaw {
 namespace {
 
 using Place = Slot::Place;
-
-constexpr size_t kPartAlignment = 64;  // bytes; kernels read vectors
 
 class Compiler {
  public:
@@ -47,7 +44,7 @@ class Compiler {
       host_ = find_host_nodes(graph, device_->kernels(), device_, rank_.tf32);
       program_->fallbacks = host_.fallbacks;
     }
-    for (const Unit& unit : device_ ? units_on_device(graph) : units(graph)) add_unit(unit);
+    for (const Unit& unit : units(graph)) add_unit(unit);
     for (size_t i = 0; i < graph.outputs.size(); ++i) {
       const Value* v = graph.outputs[i];
       const bool as_it_lies = local_.contains(i) && memory_of(v) == Memory::device;
@@ -57,10 +54,10 @@ class Compiler {
     if (device_) inputs_first();
     if (device_ && !rank_.detect_anomaly) join_alike_steps(*program_, overwrites_);
     place_values(*program_, overwrites_);
-    if (device_) check_device_memory();
-    connect();
+    if (device_) check_device_memory(*program_, constants_, rank_);
+    connect_values(*program_, constants_, rank_);
     program_->milestones = find_milestones(*program_);
-    if (device_) find_segments();
+    if (device_) find_segments(*program_);
     return std::move(program_);
   }
 
@@ -71,16 +68,6 @@ class Compiler {
     program_->slots.push_back(std::move(slot));
     constants_.push_back(nullptr);
     return static_cast<int>(program_->slots.size()) - 1;
-  }
-  static Slot slot_of_type(const Type& type, Place place) {
-    Slot slot;
-    slot.place = place;
-    if (type.is_tensor() && type.dtype != DType::undefined && type.shape && is_static(*type.shape)) {
-      slot.fixed = true;
-      slot.dtype = type.dtype;
-      slot.dims = dims_of(*type.shape);
-    }
-    return slot;
   }
 
   void add_inputs(const std::vector<Value*>& templates, const std::vector<InputSpec>& specs) {
@@ -177,55 +164,21 @@ class Compiler {
     overwrites_.push_back(rank_.detect_anomaly ? kOverwriteNone : overwrites);  // its inputs are looked at, too
   }
 
-  std::vector<Unit> units_on_device(const Graph& graph) {
+  // Single nodes and those that run together, each such unit at the place of its last member.
+  std::vector<Unit> units(const Graph& graph) {
     if (rank_.detect_anomaly) {  // each node is looked at
       std::vector<Unit> nodes;
       for (const Node* node : graph.nodes) nodes.push_back({node});
       return nodes;
     }
+    if (!device_) {
+      return host_steps(graph, consumers_, graph_outputs_, [&](const KernelRecord& record, const Unit& group) {
+        return !record.unsupported || record.unsupported(context(group)).empty();
+      });
+    }
     std::vector<Unit> steps = device_steps(graph, host_, consumers_, graph_outputs_, *device_, rank_.tf32);
     join_norms_to_sums(steps, host_, consumers_, graph_outputs_, rank_);
     return steps;
-  }
-
-  // Single nodes and fusion groups, each at the place of its last member.
-  std::vector<Unit> units(const Graph& graph) {
-    std::unordered_map<int, Unit> groups;
-    for (const Node* node : graph.nodes) {
-      if (node->group >= 0) groups[node->group].push_back(node);
-    }
-    std::vector<Unit> units;
-    for (const Node* node : graph.nodes) {
-      if (node->group < 0) {
-        units.push_back({node});
-        continue;
-      }
-      const Unit& group = groups[node->group];
-      if (group.size() == 1 || !runs_fused(group)) {
-        units.push_back({node});
-      } else if (node == group.back()) {
-        units.push_back(group);
-      }
-    }
-    return units;
-  }
-
-  // Folding may have taken members away; what is left must still be a chain whose inner results nobody else uses.
-  bool runs_fused(const Unit& group) {
-    if (rank_.detect_anomaly) return false;  // each node is looked at
-    auto [found, added] = fused_.try_emplace(group.front()->group, false);
-    if (!added) return found->second;
-    for (size_t i = 0; i + 1 < group.size(); ++i) {
-      const Value* inner = group[i]->out(0);
-      if (!inner || graph_outputs_.count(inner) || group[i]->outputs.size() != 1) return false;
-      auto users = consumers_.find(inner);
-      if (users == consumers_.end() || users->second.size() != 1 || users->second[0] != group[i + 1]) return false;
-      if (std::count(group[i + 1]->inputs.begin(), group[i + 1]->inputs.end(), inner) != 1) return false;
-    }
-    const KernelRecord* record = cpu_kernels().find(group.front()->op, group.front()->domain);
-    if (!record || !record->make) return false;
-    if (record->unsupported && !record->unsupported(context(group)).empty()) return false;
-    return found->second = true;
   }
 
   CompileContext context(const Unit& unit) {
@@ -264,7 +217,7 @@ class Compiler {
       throw Error("there is no CPU kernel for the operator " + (node.domain.empty() ? "" : node.domain + ".") + node.op,
                   "replace the operator, or give the model a function body for it");
     }
-    if (unit.size() == 1 && ((record->view && add_alias(node)) || add_parts(node))) return;
+    if (unit.size() == 1 && add_aliases(node, record->view)) return;
     CompileContext c = context_for_kernel(unit, *record);
     Step step;
     step.kernel = record->make(c);
@@ -276,7 +229,7 @@ class Compiler {
   void add_device_kernel(const Unit& unit) {
     const Node& node = *unit.front();
     const KernelRecord& record = *device_->kernels().find(node.op, node.domain);
-    if (unit.size() == 1 && ((record.view && add_alias(node, Memory::device)) || add_parts(node, Memory::device))) return;
+    if (unit.size() == 1 && add_aliases(node, record.view, Memory::device)) return;
     CompileContext c = context(unit);
     if (const std::string reason = why_unsupported_on_device(c); !reason.empty())
       throw Error("the kernel on " + device_->name() + " does not support " + reason, "report this as a fault");
@@ -341,43 +294,15 @@ class Compiler {
     return c;
   }
 
-  // A view of known shape costs nothing: its slot points where its input points, in the memory that is wanted.
-  bool add_alias(const Node& node, std::optional<Memory> wanted = std::nullopt) {
-    const Value *in = node.input(0), *out = node.out(0);
-    if (!in || !out || node.outputs.size() != 1) return false;
-    Slot slot = slot_of_type(out->type, Place::pool);
-    const Slot& source = program_->slots[static_cast<size_t>(main_slot(in))];
-    if (!slot.fixed || !source.fixed || slot.dtype == DType::string || source.dtype == DType::string) return false;
-    if (bytes_of(slot.dtype, slot.dims, Layout::plain) != bytes_of(source.dtype, source.dims, Layout::plain)) return false;
-    add_alias_step(node, in, out, std::move(slot), 0, wanted.value_or(source.memory));
-    return true;
-  }
-
-  // A Split whose parts lie one behind the other in its input costs nothing either.
-  bool add_parts(const Node& node, std::optional<Memory> wanted = std::nullopt) {
+  // Outputs that are bytes of the input cost nothing: their slots point where its slot points, in the memory that is wanted.
+  bool add_aliases(const Node& node, bool view, std::optional<Memory> wanted = std::nullopt) {
     const Value* in = node.input(0);
-    if (!node.is("Split") || !in) return false;
-    const Slot source = program_->slots[static_cast<size_t>(main_slot(in))];
-    if (!source.fixed || source.dtype == DType::string || bits_of(source.dtype) % 8 != 0 || source.dims.empty()) return false;
-    const auto rank = static_cast<int64_t>(source.dims.size());
-    const int64_t axis = node.get_int("axis", 0), outer = axis < 0 ? axis + rank : axis;
-    if (std::any_of(source.dims.begin(), source.dims.begin() + outer, [](int64_t d) { return d != 1; })) return false;
-    std::vector<Slot> slots;
-    size_t offset = 0;
-    for (const Value* out : node.outputs) {
-      if (!out) return false;
-      slots.push_back(slot_of_type(out->type, Place::pool));
-      if (!slots.back().fixed || offset % kPartAlignment != 0) return false;
-      offset += bytes_of(slots.back().dtype, slots.back().dims, Layout::plain);
-    }
-    if (offset != bytes_of(source.dtype, source.dims, Layout::plain)) return false;
-    offset = 0;
-    for (size_t i = 0; i < slots.size(); ++i) {
-      const size_t bytes = bytes_of(slots[i].dtype, slots[i].dims, Layout::plain);
-      add_alias_step(node, in, node.outputs[i], std::move(slots[i]), offset, wanted.value_or(source.memory));
-      offset += bytes;
-    }
-    return true;
+    if (!in || !(view || node.is("Split"))) return false;
+    const Memory memory = wanted.value_or(memory_of(in));
+    const std::vector<size_t> offsets = offsets_in_input(node, view, slot_at(main_slot(in)));
+    for (size_t i = 0; i < offsets.size(); ++i)
+      add_alias_step(node, in, node.outputs[i], slot_of_type(node.outputs[i]->type, Place::pool), offsets[i], memory);
+    return !offsets.empty();
   }
 
   void add_alias_step(const Node& node, const Value* in, const Value* out, Slot slot, size_t offset, Memory memory) {
@@ -430,94 +355,6 @@ class Compiler {
     }
   }
 
-  // Runs of steps that do the same every time; steps that only point somewhere go along.
-  void find_segments() {
-    std::vector<Step>& steps = program_->steps;
-    for (Step& step : steps) step.capturable = is_capturable(step);
-    for (size_t i = 0; i < steps.size();) {
-      size_t end = i, kernels = 0;
-      while (end < steps.size() && steps[end].capturable) {
-        kernels += steps[end].kind == Step::Kind::kernel;
-        if (is_milestone(end++)) break;
-      }
-      if (kernels > 1) program_->segments.push_back({.first = i, .last = end - 1});
-      i = std::max(end, i + 1);
-    }
-  }
-  bool is_milestone(size_t step) const {
-    return std::any_of(program_->milestones.begin(), program_->milestones.end(), [&](const Milestone& m) { return m.step == step; });
-  }
-  bool is_capturable(const Step& step) {
-    const auto in_place = [&](int number) {
-      if (number < 0 || slot_at(number).place == Place::constant || slot_at(number).binding >= 0) return true;
-      return slot_at(number).place == Place::arena && slot_at(number).fixed;
-    };
-    if (step.kind == Step::Kind::alias) return in_place(step.inputs[0]) && in_place(step.outputs[0]);
-    if (step.kind != Step::Kind::kernel || !step.on_device || !step.kernel.capturable) return false;
-    for (int number : step.inputs) {
-      if (!in_place(number) || (number >= 0 && slot_at(number).memory == Memory::host && slot_at(number).place != Place::constant))
-        return false;
-    }
-    return std::all_of(step.outputs.begin(), step.outputs.end(), in_place);
-  }
-
-  // What the program needs beyond what the rank has on the device: constants that are still to be put there, and a larger arena.
-  void check_device_memory() {
-    int64_t constants = 0;
-    std::unordered_set<TensorPtr> counted;
-    for (size_t i = 0; i < constants_.size(); ++i) {
-      const TensorPtr& tensor = constants_[i];
-      if (!tensor || program_->slots[i].memory != Memory::device || !counted.insert(tensor).second) continue;
-      if (!device_->holds(tensor)) constants += static_cast<int64_t>(tensor->bytes());
-    }
-    const auto arena = static_cast<int64_t>(program_->device_arena_bytes);
-    const auto held = static_cast<int64_t>(rank_.device_memory->arena(0).bytes());  // it goes when a larger one is made
-    const int64_t values = arena > held ? arena : 0, available = static_cast<int64_t>(device_->free_bytes()) + (values > 0 ? held : 0);
-    if (constants + values <= available) return;
-    throw Error(device_->name() + " needs " + gibibytes(constants) + " for weights and " + gibibytes(values) +
-                    " for values between nodes, and " + gibibytes(available) + " of its memory are free",
-                "use smaller inputs, more micro-batches, more stages or more devices", ErrorCode::device);
-  }
-
-  std::vector<bool> read_slots() const {
-    std::vector<bool> read(program_->slots.size());
-    const auto mark = [&](int slot) {
-      if (slot >= 0) read[static_cast<size_t>(slot)] = true;
-    };
-    for (const Step& step : program_->steps) std::for_each(step.inputs.begin(), step.inputs.end(), mark);
-    std::for_each(program_->outputs.begin(), program_->outputs.end(), mark);
-    return read;
-  }
-
-  // Values and pointers to them, once their number is known.
-  void connect() {
-    Program& p = *program_;
-    p.values.resize(p.slots.size());
-    const std::vector<bool> read = read_slots();
-    for (size_t i = 0; i < p.slots.size(); ++i) {
-      const Slot& slot = p.slots[i];
-      if (constants_[i] && !read[i]) continue;  // the device has it in a form of its own
-      if (constants_[i] && slot.memory == Memory::device) {
-        p.values[i].kind = RuntimeValue::Kind::tensor;
-        p.values[i].owner = device_->constant(constants_[i]);
-        p.values[i].tensor = {slot.dtype, slot.dims, p.values[i].owner.get(), Layout::plain, Memory::device};
-      } else if (constants_[i]) {
-        from_constant(constants_[i], p.values[i], &rank_);
-      } else if (slot.fixed) {
-        p.values[i].tensor = {slot.dtype, slot.dims, nullptr, slot.layout, slot.memory};
-      }
-    }
-    auto pointers = [&](const std::vector<int>& slots) {
-      std::vector<RuntimeValue*> found;
-      for (int s : slots) found.push_back(s < 0 ? nullptr : &p.values[static_cast<size_t>(s)]);
-      return found;
-    };
-    for (Step& step : p.steps) {
-      step.input_values = pointers(step.inputs);
-      step.output_values = pointers(step.outputs);
-    }
-  }
-
   Specialised specialised_;
   const Graph& border_;
   RankContext& rank_;
@@ -529,13 +366,23 @@ class Compiler {
   std::unordered_set<const Value*> graph_outputs_;
   std::unordered_map<const Value*, int> main_slot_;
   std::map<std::tuple<const Value*, Layout, Memory>, int> reordered_;
-  std::map<int, int> copied_;  // from a slot to that with the value in the other memory
-  std::unordered_map<int, bool> fused_;
+  std::map<int, int> copied_;         // from a slot to that with the value in the other memory
   std::vector<TensorPtr> constants_;  // by slot
   std::vector<int> overwrites_;       // by step
 };
 
 }  // namespace
+
+Slot slot_of_type(const Type& type, Slot::Place place) {
+  Slot slot;
+  slot.place = place;
+  if (type.is_tensor() && type.dtype != DType::undefined && type.shape && is_static(*type.shape)) {
+    slot.fixed = true;
+    slot.dtype = type.dtype;
+    slot.dims = dims_of(*type.shape);
+  }
+  return slot;
+}
 
 std::unique_ptr<Program> compile_program(const Model& model, const std::vector<Value*>& inputs, const std::vector<InputSpec>& specs,
                                          const std::set<std::string>& distrusted, RankContext& rank, std::shared_ptr<Device> device,
@@ -543,27 +390,6 @@ std::unique_ptr<Program> compile_program(const Model& model, const std::vector<V
   ++rank.compiled_programs;
   Specialised specialised = specialise(model, inputs, specs, distrusted, rank, device ? &device->kernels() : nullptr);
   return Compiler(std::move(specialised), *model.graph, rank, std::move(device), binding).run(inputs, specs);
-}
-
-namespace {
-
-bool is_border(const Node* node, const char* op) {
-  return node && node->domain == kCommunicationDomain && node->op == op;
-}
-Layout layout_at(const Node& border) {
-  return border.get_int("channels_last", 0) != 0 ? Layout::nhwc : Layout::plain;
-}
-
-}  // namespace
-
-Layout layout_of_input(const Value& graph_input, const Graph& graph) {
-  for (const Node* node : graph.nodes)
-    if (is_border(node, "Recv") && node->input(0) == &graph_input) return layout_at(*node);
-  return Layout::plain;
-}
-
-Layout layout_of_output(const Value& graph_output) {
-  return is_border(graph_output.producer, "Send") ? layout_at(*graph_output.producer) : Layout::plain;
 }
 
 }  // namespace fretsaw

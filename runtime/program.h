@@ -14,6 +14,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "graph/ir.h"
@@ -255,7 +256,7 @@ class ProgramCache {
   static constexpr size_t kept_programs = 8;
 };
 
-// How the values at the border of a stage's graph lie: channels last where their Recv or Send says so, plain otherwise.
+// border_layouts.cpp: how the values at the border of a stage's graph lie: channels last where their Recv or Send says so, plain otherwise.
 Layout layout_of_input(const Value& graph_input, const Graph& graph);
 Layout layout_of_output(const Value& graph_output);
 
@@ -276,10 +277,25 @@ bool fold_node(const Node& node, const std::vector<TensorPtr>& inputs, RankConte
 // A context for the steps `nodes` (one, or a fusion group); `constant_of` may be null.
 CompileContext make_context(const std::vector<const Node*>& nodes, int threads);
 bool is_control_flow(const Node& node);
+// host_steps.cpp: single nodes and fusion groups, each at the place of its last member. `takes`: whether the kernel of a group's first
+// node does the whole group.
+using TakesGroup = std::function<bool(const KernelRecord&, const std::vector<const Node*>& group)>;
+std::vector<std::vector<const Node*>> host_steps(const Graph& graph, const Consumers& consumers,
+                                                 const std::unordered_set<const Value*>& graph_outputs, const TakesGroup& takes);
+// aliases.cpp: where the outputs of a node begin in the bytes of its first input, which lies in `source`. Empty: they are not bytes of
+// it, or not known to be, and the node has to run. `view`: its kernel is one of a view.
+std::vector<size_t> offsets_in_input(const Node& node, bool view, const Slot& source);
+// compile.cpp: a slot for a value of this type, fixed where the type says all.
+Slot slot_of_type(const Type& type, Slot::Place place);
 // place_values.cpp: decides where each slot lives and when pool memory goes. `overwrites` says for each step which input its first
 // output may be placed on: an index, kOverwriteAny or kOverwriteNone.
 constexpr int kOverwriteNone = -1, kOverwriteAny = -2;
 void place_values(Program& program, const std::vector<int>& overwrites);
+// connect_values.cpp: makes the values once their number is known, and tells the steps where they are. `constants`: of each slot, or null.
+void connect_values(Program& program, const std::vector<TensorPtr>& constants, RankContext& rank);
+// Throws Error when the device has no room for what the program needs beyond what the rank has there: constants that are still to be put
+// there, and a larger arena.
+void check_device_memory(const Program& program, const std::vector<TensorPtr>& constants, const RankContext& rank);
 // bindings.cpp: gives what is bound its addresses of this run, and the outputs that are kept their new values.
 void bind_values(Program& program, RankContext& rank);
 void keep_values(Program& program, std::span<RuntimeValue> outputs, RankContext& rank);
@@ -288,6 +304,8 @@ const RuntimeValue* kept_in(const Program& program, size_t output);
 // milestones.cpp: finds where sets of outputs are final, and tells RankContext::reached when a run is there.
 std::vector<Milestone> find_milestones(const Program& program);
 void pass_milestones(Program& program, size_t first, size_t last, RankContext& rank);
+// segments.cpp: finds runs of steps that do the same every time; steps that only point somewhere go along.
+void find_segments(Program& program);
 // A few integers are shapes more often than data: who takes them will want them on the host.
 inline bool is_small_list(DType dtype, const Dims& dims) {
   return is_integer(dtype) && dims.size() <= 1 && count_of(dims) <= 64;

@@ -199,6 +199,7 @@ void Rank::run_step(const StepInputs& step, Communicator& communicator) {
   }
   running_stage_ = -1;
   finish_step();
+  if (!step.update) ++steps_run_;
   step_us_ += context_.now_us() - start_us;
 }
 

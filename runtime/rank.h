@@ -43,9 +43,10 @@ class Rank {
 
   // The plan's outputs are on the host when it returns.
   void run_step(const StepInputs& step, Communicator& communicator);
-  void stage_inputs(const StepInputs& step);  // of a later step to the device, while this one runs; from another thread
-  void abort_devices();                       // ends collectives among devices that wait for other ranks; from any thread
-  bool can_rejoin() const;                    // whether new groups of devices can be made after that
+  // Of a later step to the device, while this one runs; from another thread. Not before the first steps have taken the memory they need.
+  void stage_inputs(const StepInputs& step);
+  void abort_devices();     // ends collectives among devices that wait for other ranks; from any thread
+  bool can_rejoin() const;  // whether new groups of devices can be made after that
   // The plan's output `index` of a micro-batch after a step; null where another rank makes it.
   const RuntimeValue* output(size_t index, int micro_batch) const;
   void forget_step();      // lets go of the last step's values
@@ -185,6 +186,7 @@ class Rank {
   int64_t weight_bytes_ = 0;
   double busy_us_ = 0, step_us_ = 0;
   int running_stage_ = -1;
+  std::atomic<int> steps_run_{0};
   int64_t allocations_before_ = 0;
   std::function<void(int, int)> before_forward_;
   static constexpr size_t receives_ahead = 2;   // micro-batches whose receives are kept in flight

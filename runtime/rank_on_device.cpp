@@ -71,8 +71,9 @@ void Rank::fetch(Fetched& fetched, const RuntimeValue& value) {
 // The rank's samples of each input that its stages read, where they lie in one piece. The driver takes small ones from the host at once.
 void Rank::stage_inputs(const StepInputs& step) {
   constexpr size_t kLeast = size_t{64} << 10;  // bytes
+  constexpr int kStepsBefore = 2;              // programs are compiled in the first, captured in the second
   const std::vector<BatchPart>& parts = step.batches.parts[static_cast<size_t>(data_)];
-  if (!context_.staged || parts.empty()) return;
+  if (!context_.staged || parts.empty() || steps_run_ < kStepsBefore) return;
   std::set<int> numbers;
   for (const auto& stage : stages_) numbers.insert(stage->plan_inputs.begin(), stage->plan_inputs.end());
   std::vector<StagedInputs::Piece> pieces;

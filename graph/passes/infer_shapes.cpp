@@ -4,15 +4,14 @@
 #include <onnx/defs/schema.h>
 #include <onnx/defs/shape_inference.h>
 
-#include <cctype>
 #include <deque>
 
 #include "graph/errors.h"
-#include "graph/operators/einsum_equation.h"
+#include "graph/operators/einsum_inference.h"
 #include "graph/passes.h"
+#include "graph/passes/beyond_inference.h"
 #include "graph/passes/broadcast_symbols.h"
 #include "graph/passes/shape_contents.h"
-#include "graph/symbolic.h"
 
 namespace fretsaw {
 namespace {
@@ -109,6 +108,11 @@ class Engine {
     return v->constant && facts_.constants.count(v) ? v->constant : nullptr;
   }
 
+  const Elements* contents_of(const Value* v) const {
+    auto it = facts_.contents.find(v);
+    return it == facts_.contents.end() ? nullptr : &it->second;
+  }
+
   void note_constant(const Value* v, const TensorPtr& t) {
     if (!v->producer) facts_.constants.insert(v);
     if (t->dims.size() > 1 || t->count() > static_cast<int64_t>(kMaxContents)) return;
@@ -131,7 +135,6 @@ class Engine {
   void infer(Node& node);
   bool evaluate(Node& node);
   void infer_types(Node& node);
-  void refine(Node& node);
   void name_unknown(Node& node);
   void note_contents(Node& node);
   const onnx::OpSchema* schema_of(const Node& node);
@@ -279,7 +282,7 @@ void Engine::infer(Node& node) {
   }
   if (evaluate(node)) return;
   infer_types(node);
-  refine(node);
+  refine_shape(node, [&](const Value* v) { return contents_of(v); });
   if (options_.distrust && options_.distrust(node)) {
     for (Value* v : node.outputs)
       if (v) v->type.shape.reset();
@@ -311,60 +314,14 @@ bool Engine::evaluate(Node& node) {
   return true;
 }
 
-// Operators for which ONNX has no inference, though their first output is like their first input: a normalised tensor, or rows of it.
-void infer_without_schema(Node& node) {
-  const Value* x = node.input(0);
-  if (!x || !node.out(0) || !node.domain.empty() || !x->type.is_tensor()) return;
-  if (node.is("GroupNormalization") || node.is("MeanVarianceNormalization")) {
-    node.out(0)->type = x->type;
-  } else if (node.is("Compress")) {
-    Type type = Type::tensor(x->type.dtype);
-    const auto axis = node.attribute("axis") ? std::optional(node.get_int("axis", 0)) : std::nullopt;
-    if (!axis) type.shape = Shape(1);
-    if (axis && x->type.shape) {
-      const auto rank = static_cast<int64_t>(x->type.shape->size());
-      const int64_t at = *axis < 0 ? *axis + rank : *axis;
-      if (at >= 0 && at < rank) type.shape = x->type.shape, (*type.shape)[static_cast<size_t>(at)] = Dim();
-    }
-    node.out(0)->type = type;
-  }
-}
-
-// Whether an equation of Einsum has nothing but letters, "...", commas, spaces and one "->": ONNX's parser does not come to an end on
-// others.
-bool is_equation(const std::string& equation) {
-  bool arrow = false;
-  for (size_t i = 0; i < equation.size(); ++i) {
-    const char c = equation[i];
-    if (std::isalpha(static_cast<unsigned char>(c)) || c == ',' || c == ' ') continue;
-    if (c == '-' && !arrow && equation.compare(i, 2, "->") == 0) {
-      arrow = true;
-      ++i;
-    } else if (c == '.' && equation.compare(i, 3, "...") == 0) {
-      i += 2;
-    } else {
-      return false;
-    }
-  }
-  return true;
-}
-
-// ONNX's inference takes the size of a label or of the ellipsis from the first operand that has it, even where another broadcasts it.
-void correct_einsum(const Node& node) {
-  Type& type = node.outputs[0]->type;
-  std::vector<const Shape*> operands;
-  for (const Value* v : node.inputs) operands.push_back(v && v->type.is_tensor() && v->type.shape ? &*v->type.shape : nullptr);
-  const std::optional<Shape> shape = einsum_shape(parse_einsum(node.get_string("equation", "")), operands);
-  if (type.is_tensor() && shape && (!type.shape || type.shape->size() == shape->size())) type.shape = shape;
-}
-
 void Engine::infer_types(Node& node) {
   const onnx::OpSchema* schema = schema_of(node);
   if (schema && !schema->has_type_and_shape_inference_function()) infer_without_schema(node);
   if (!schema || !schema->has_type_and_shape_inference_function()) return;
   NodeContext context(*this, node);
   try {
-    if (node.is("Einsum") && !is_equation(node.get_string("equation", ""))) throw Error("the equation holds more than terms of letters");
+    if (node.is("Einsum") && !is_einsum_equation(node.get_string("equation", "")))
+      throw Error("the equation holds more than terms of letters");
     schema->GetTypeAndShapeInferenceFunction()(context);
   } catch (const std::exception& e) {
     facts_.faults.push_back({"error", node.name, node.out(0) ? node.out(0)->name : "", "shape-inference",
@@ -374,67 +331,6 @@ void Engine::infer_types(Node& node) {
   for (size_t i = 0; i < node.outputs.size(); ++i)
     if (node.outputs[i]) node.outputs[i]->type = type_from_proto(context.output(i));
   if (node.is("Einsum") && node.out(0)) correct_einsum(node);
-}
-
-// The total of `x` over the product of the other target dimensions, where a target has one -1 and symbols elsewhere.
-std::optional<Shape> reshape_target(const Node& node, const Elements& target, const Shape& x) {
-  Shape out;
-  std::optional<size_t> open;
-  bool allow_zero = node.get_int("allowzero", 0) != 0;
-  for (size_t i = 0; i < target.size(); ++i) {
-    const ShapeElement& e = target[i];
-    if (e.value && *e.value == 0 && !allow_zero) {
-      if (i >= x.size()) return std::nullopt;
-      out.push_back(x[i]);
-    } else if (e.value && *e.value == -1) {
-      if (open) return std::nullopt;
-      open = i;
-      out.emplace_back();
-    } else if (e.value) {
-      if (*e.value < 0) return std::nullopt;
-      out.emplace_back(*e.value);
-    } else {
-      out.emplace_back(e.symbol);
-    }
-  }
-  if (open) {
-    Shape others = out;
-    others.erase(others.begin() + static_cast<long>(*open));
-    if (auto d = dim_divide(dim_product(x), dim_product(others))) out[*open] = *d;
-  }
-  return out;
-}
-
-// Where ONNX's inference gives up on symbols and arithmetic does not.
-void Engine::refine(Node& node) {
-  if (!node.domain.empty() || !node.out(0)) return;
-  Type& type = node.out(0)->type;
-  const Value* x = node.input(0);
-  if (!x || !x->type.is_tensor() || !x->type.shape || !type.is_tensor()) return;
-  if (type.shape && is_static(*type.shape)) return;
-  if (node.op == "Reshape" && node.input(1)) {
-    auto it = facts_.contents.find(node.input(1));
-    if (it == facts_.contents.end()) return;
-    if (auto shape = reshape_target(node, it->second, *x->type.shape)) type.shape = std::move(*shape);
-  } else if (node.op == "Flatten") {
-    auto rank = static_cast<int64_t>(x->type.shape->size());
-    int64_t axis = node.get_int("axis", 1);
-    if (axis < 0) axis += rank;
-    if (axis < 0 || axis > rank) return;
-    auto at = static_cast<size_t>(axis);
-    type.shape = Shape{dim_product(*x->type.shape, 0, at), dim_product(*x->type.shape, at)};
-  } else if (node.op == "Concat" && type.shape) {
-    auto rank = static_cast<int64_t>(type.shape->size());
-    int64_t axis = node.get_int("axis", 0);
-    if (axis < 0) axis += rank;
-    if (axis < 0 || axis >= rank) return;
-    Dim sum = 0;
-    for (const Value* v : node.inputs) {
-      if (!v || !v->type.shape || static_cast<int64_t>(v->type.shape->size()) != rank) return;
-      sum = dim_add(sum, (*v->type.shape)[static_cast<size_t>(axis)]);
-    }
-    (*type.shape)[static_cast<size_t>(axis)] = sum;
-  }
 }
 
 // A dimension of which nothing is known gets a symbol, so that arithmetic on it can cancel: [?, ?, 64] reshaped to its own first two
@@ -478,10 +374,7 @@ TensorPtr tensor_from(const Type& type, const Elements& elements) {
 }
 
 void Engine::note_contents(Node& node) {
-  auto lookup = [&](const Value* v) -> const Elements* {
-    auto it = facts_.contents.find(v);
-    return it == facts_.contents.end() ? nullptr : &it->second;
-  };
+  const auto lookup = [&](const Value* v) { return contents_of(v); };
   auto note = [&](Value* v, Elements elements) {
     if (v->type.shape && is_static(*v->type.shape) && count_of(dims_of(*v->type.shape)) != static_cast<int64_t>(elements.size())) return;
     if (TensorPtr t = tensor_from(v->type, elements)) facts_.known[v] = t;

@@ -1,25 +1,25 @@
 // Plan folders: what is written is read back, and what is damaged is named.
 #include "graph/plan.h"
 
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "graph/errors.h"
 #include "graph/passes.h"
+#include "tests/error_text.h"
+#include "tests/temporary_folder.h"
 
 namespace fretsaw {
 namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
+using namespace testing_files;
 
 Value* border_node(Graph& g, const char* op, Value* in, const std::string& out) {
   Node* n = g.add_node(op, {in}, {out},
@@ -75,46 +75,25 @@ Plan small_plan() {
   return plan;
 }
 
-std::string read_file(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-void write_file(const fs::path& path, const std::string& text) {
-  std::ofstream(path, std::ios::binary) << text;
-}
-
 class PlanFolder : public testing::Test {
  protected:
-  void SetUp() override {
-    root_ = fs::path(testing::TempDir()) / fmt::format("fretsaw_plan_{}", testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(root_);
-    fs::create_directories(root_);
-  }
-  void TearDown() override { fs::remove_all(root_); }
-  std::string folder(const std::string& name = "plan") const { return (root_ / name).string(); }
+  std::string folder(const std::string& name = "plan") const { return root_ / name; }
   std::string error_of_read() const {
-    try {
-      read_plan(folder());
-    } catch (const Error& e) {
-      return e.what();
-    }
-    return "";
+    return error_of([&] { read_plan(folder()); });
   }
-  fs::path root_;
+  const TemporaryFolder root_;
 };
 
 TEST_F(PlanFolder, GoesThereAndBack) {
   Plan plan = small_plan();
   write_plan(plan, folder() + "/");
   EXPECT_TRUE(is_plan_folder(folder()));
-  EXPECT_FALSE(is_plan_folder(root_.string()));
+  EXPECT_FALSE(is_plan_folder(root_.path()));
   std::vector<std::string> files;
   for (const auto& entry : fs::directory_iterator(folder())) files.push_back(entry.path().filename().string());
   std::sort(files.begin(), files.end());
   EXPECT_EQ(files, (std::vector<std::string>{"plan.json", "stage0.onnx", "stage0.onnx.data", "stage1.onnx"}));
-  EXPECT_EQ(std::distance(fs::directory_iterator(root_), fs::directory_iterator()), 1) << "temporary folders are left";
+  EXPECT_EQ(std::distance(fs::directory_iterator(root_.path()), fs::directory_iterator()), 1) << "temporary folders are left";
   Plan again = read_plan(folder());
   EXPECT_EQ(again.folder, folder());
   EXPECT_EQ(again.source_digest, plan.source_digest);
@@ -136,7 +115,7 @@ TEST_F(PlanFolder, GoesThereAndBack) {
 
 TEST_F(PlanFolder, JsonReadsLikeThis) {
   write_plan(small_plan(), folder());
-  Json json = Json::parse(read_file(fs::path(folder()) / "plan.json"));
+  Json json = Json::parse(read_bytes_of(fs::path(folder()) / "plan.json"));
   EXPECT_EQ(json["format_version"], 1);
   EXPECT_EQ(json["schedule"].dump(), R"({"name":"gpipe","ranks":[["0F0","0S0>1","0D0"],["1R0<0","1F0","1D0"]]})");
   EXPECT_EQ(
@@ -158,7 +137,7 @@ TEST_F(PlanFolder, RefusesWhatItWouldDestroy) {
   write_plan(plan, folder(), {.overwrite = true});
   EXPECT_EQ(read_plan(folder()).notes, plan.notes);
   fs::create_directories(folder("other"));
-  write_file(folder("other") + "/thesis.txt", "all of it");
+  write_bytes(folder("other") + "/thesis.txt", "all of it");
   EXPECT_THROW(write_plan(plan, folder("other"), {.overwrite = true}), Error);
   EXPECT_TRUE(fs::exists(folder("other") + "/thesis.txt"));
   // The plan's own weights come from the folder that it would replace.
@@ -176,7 +155,7 @@ TEST_F(PlanFolder, NamesAreAnyBytes) {
   plan.graphs[0].model->graph->inputs[0]->name = odd;
   plan.notes = {odd, "\xc3\xa4", "\xed\xa0\x80"};
   write_plan(plan, folder());
-  Json json = Json::parse(read_file(fs::path(folder()) / "plan.json"));
+  Json json = Json::parse(read_bytes_of(fs::path(folder()) / "plan.json"));
   EXPECT_EQ(json["notes"][1], "\xc3\xa4");
   EXPECT_TRUE(json["notes"][0].is_object());
 }
@@ -185,20 +164,20 @@ TEST_F(PlanFolder, NamesAreAnyBytes) {
 TEST_F(PlanFolder, NamesTheDamagedField) {
   write_plan(small_plan(), folder());
   fs::path file = fs::path(folder()) / "plan.json";
-  Json whole = Json::parse(read_file(file));
+  Json whole = Json::parse(read_bytes_of(file));
   std::vector<std::string> unused = {"ranks", "predicted", "state"};  // for readers of the file
   for (auto it = whole.begin(); it != whole.end(); ++it) {
     if (std::count(unused.begin(), unused.end(), it.key())) continue;
     Json damaged = whole;
     damaged.erase(it.key());
-    write_file(file, damaged.dump());
+    write_bytes(file, damaged.dump());
     EXPECT_THAT(error_of_read(), testing::AllOf(testing::HasSubstr("plan.json"), testing::HasSubstr("'" + it.key()))) << it.key();
     for (const Json& nonsense : {Json(-7), Json("\x01"), Json::array({1.5, Json::object()}), Json()}) {
       if (it.key() == "batch" && nonsense == -7) continue;
       damaged = whole;
       damaged[it.key()] = nonsense;
       if (damaged == whole || (nonsense.is_string() && whole[it.key()].is_string())) continue;
-      write_file(file, damaged.dump());
+      write_bytes(file, damaged.dump());
       EXPECT_NE(error_of_read(), "") << it.key() << " = " << nonsense;
     }
     if (!it->is_array() || it->empty() || !(*it)[0].is_object()) continue;
@@ -206,7 +185,7 @@ TEST_F(PlanFolder, NamesTheDamagedField) {
       if (field.key() == "from_rank" || field.key() == "to_rank" || (it.key() == "stages" && field.key() == "stage")) continue;
       damaged = whole;
       damaged[it.key()][0].erase(field.key());
-      write_file(file, damaged.dump());
+      write_bytes(file, damaged.dump());
       EXPECT_THAT(error_of_read(), testing::HasSubstr(it.key() + "[0]." + field.key()));
     }
   }
@@ -215,11 +194,11 @@ TEST_F(PlanFolder, NamesTheDamagedField) {
 TEST_F(PlanFolder, ChecksReferences) {
   write_plan(small_plan(), folder());
   fs::path file = fs::path(folder()) / "plan.json";
-  Json whole = Json::parse(read_file(file));
+  Json whole = Json::parse(read_bytes_of(file));
   auto damage = [&](const std::function<void(Json&)>& f) {
     Json json = whole;
     f(json);
-    write_file(file, json.dump());
+    write_bytes(file, json.dump());
     return error_of_read();
   };
   EXPECT_THAT(damage([](Json& j) { j["routes"][0]["from_name"] = "nothing"; }), testing::HasSubstr("routes[0].from_name"));
@@ -231,10 +210,10 @@ TEST_F(PlanFolder, ChecksReferences) {
   EXPECT_THAT(damage([](Json& j) { j["schedule"]["ranks"][0][0] = "hello"; }), testing::HasSubstr("schedule.ranks[0][0]"));
   EXPECT_THAT(damage([](Json& j) { j["format_version"] = 99; }), testing::HasSubstr("version 99"));
   EXPECT_EQ(damage([](Json&) {}), "");
-  write_file(file, "{\"format_version\": 1,");
+  write_bytes(file, "{\"format_version\": 1,");
   EXPECT_THAT(error_of_read(), testing::HasSubstr("plan.json"));
   fs::remove(fs::path(folder()) / "stage1.onnx");
-  write_file(file, whole.dump());
+  write_bytes(file, whole.dump());
   EXPECT_THAT(error_of_read(), testing::HasSubstr("stage1.onnx"));
 }
 

@@ -4,20 +4,21 @@
 #include <gmock/gmock.h>
 
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "graph/errors.h"
 #include "graph/passes.h"
 #include "graph/training/plan_graphs.h"
+#include "tests/error_text.h"
+#include "tests/temporary_folder.h"
 
 namespace fretsaw {
 namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
+using namespace testing_files;
 using testing::AllOf;
 using testing::HasSubstr;
 
@@ -125,52 +126,31 @@ TrainingPlan small_plan() {
   return training;
 }
 
-std::string read_file(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-void write_file(const fs::path& path, const std::string& text) {
-  std::ofstream(path, std::ios::binary) << text;
-}
-
 class TrainingPlanFolder : public testing::Test {
  protected:
-  void SetUp() override {
-    root_ = fs::path(testing::TempDir()) / (std::string("fretsaw_") + testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(root_);
-    fs::create_directories(root_);
-    write_training_plan(small_plan(), {"mse", "sgd:lr=0.1", {{"zero", "3"}, {"odd", "\xff"}}}, folder());
-  }
-  void TearDown() override { fs::remove_all(root_); }
-  std::string folder() const { return (root_ / "plan").string(); }
-  fs::path file(const std::string& name) const { return root_ / "plan" / name; }
+  void SetUp() override { write_training_plan(small_plan(), {"mse", "sgd:lr=0.1", {{"zero", "3"}, {"odd", "\xff"}}}, folder()); }
+  std::string folder() const { return root_ / "plan"; }
+  fs::path file(const std::string& name) const { return fs::path(folder()) / name; }
   std::string error_of_read() const {
-    try {
-      read_training_plan(folder());
-    } catch (const Error& e) {
-      return e.what();
-    }
-    return "";
+    return error_of([&] { read_training_plan(folder()); });
   }
   // The error of reading with one JSON file changed; the file is whole again afterwards.
   std::string damaged(const std::string& name, const std::function<void(Json&)>& change) const {
-    const std::string whole = read_file(file(name));
+    const std::string whole = read_bytes_of(file(name));
     Json json = Json::parse(whole);
     change(json);
-    write_file(file(name), json.dump());
+    write_bytes(file(name), json.dump());
     const std::string error = error_of_read();
-    write_file(file(name), whole);
+    write_bytes(file(name), whole);
     return error;
   }
-  fs::path root_;
+  const TemporaryFolder root_;
 };
 
 TEST_F(TrainingPlanFolder, GoesThereAndBack) {
   EXPECT_TRUE(is_training_plan(folder()));
-  EXPECT_FALSE(is_training_plan(root_.string()));
-  EXPECT_EQ(std::distance(fs::directory_iterator(root_), fs::directory_iterator()), 1) << "temporary folders are left";
+  EXPECT_FALSE(is_training_plan(root_.path()));
+  EXPECT_EQ(std::distance(fs::directory_iterator(root_.path()), fs::directory_iterator()), 1) << "temporary folders are left";
   const TrainingPlanFile again = read_training_plan(folder());
   const TrainingPlan wanted = small_plan();
   const TrainingPlan& got = again.training;
@@ -205,7 +185,7 @@ TEST_F(TrainingPlanFolder, GoesThereAndBack) {
 }
 
 TEST_F(TrainingPlanFolder, PlanJsonReadsLikeThis) {
-  const Json json = Json::parse(read_file(file("plan.json")));
+  const Json json = Json::parse(read_bytes_of(file("plan.json")));
   EXPECT_EQ(json["state"][0].dump(),
             R"({"name":"w","type":{"kind":"tensor","dtype":"float32","shape":[60,40]},"initial":true,"starts_at_zero":false,"parts":[)"
             R"({"axis":"tensor","dim":1,"size":40,"intervals":[[[0,10],[20,30]],[[10,20],[30,40]]]},)"
@@ -221,11 +201,11 @@ TEST_F(TrainingPlanFolder, IsCopiedFromItsOwnFiles) {
   const fs::path copy = root_ / "copy";
   write_training_plan(again.training, again.specs, copy.string());
   for (const auto& entry : fs::directory_iterator(folder()))
-    EXPECT_EQ(read_file(entry.path()), read_file(copy / entry.path().filename())) << entry.path();
+    EXPECT_EQ(read_bytes_of(entry.path()), read_bytes_of(copy / entry.path().filename())) << entry.path();
 }
 
 TEST_F(TrainingPlanFolder, NamesTheDamagedField) {
-  const Json whole = Json::parse(read_file(file("training.json")));
+  const Json whole = Json::parse(read_bytes_of(file("training.json")));
   for (auto it = whole.begin(); it != whole.end(); ++it) {
     const std::string& key = it.key();
     EXPECT_THAT(damaged("training.json", [&](Json& j) { j.erase(key); }), AllOf(HasSubstr("training.json"), HasSubstr("'" + key + "'")));

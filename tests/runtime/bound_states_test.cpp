@@ -2,13 +2,11 @@
 #include <gtest/gtest.h>
 
 #include "graph/training/training_plan.h"
-#include "partitioner/training.h"
 #include "runtime/batches.h"
 #include "runtime/rank.h"
 #include "runtime/thread_group.h"
-#include "runtime/training/trainer.h"
 #include "tests/runtime/host_backed_device.h"
-#include "tests/runtime/plans.h"
+#include "tests/runtime/training_runs.h"
 
 namespace fretsaw {
 namespace {
@@ -210,7 +208,7 @@ Model make_network() {
       add_node(g, "BatchNormalization", {product, row("scale", 0.8f), row("shift", 0.1f), row("mean", 0.2f), row("var", 1.5f)}, "normal");
   Value* w2 = g.add_constant("w2", floats({kHidden, kClasses}, noise(kHidden * kClasses, 3)));
   g.outputs = {add_node(g, "MatMul", {add_node(g, "Tanh", {normal}, "hidden"), w2}, "logits")};
-  for (Node* node : g.nodes) node->name = node->outputs[0]->name;
+  name_nodes_by_outputs(g);
   return model;
 }
 

@@ -12,9 +12,9 @@
 #include <thread>
 
 #include "runtime/training/boxes.h"
-#include "tests/runtime/error_text.h"
+#include "tests/error_text.h"
 #include "tests/runtime/plans.h"
-#include "tests/runtime/temporary_folder.h"
+#include "tests/temporary_folder.h"
 
 namespace fretsaw {
 namespace {

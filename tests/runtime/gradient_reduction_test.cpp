@@ -8,13 +8,11 @@
 #include <thread>
 
 #include "graph/errors.h"
-#include "partitioner/training.h"
 #include "runtime/batches.h"
 #include "runtime/collectives.h"
 #include "runtime/rank.h"
-#include "runtime/training/trainer.h"
 #include "tests/runtime/host_backed_device.h"
-#include "tests/runtime/plans.h"
+#include "tests/runtime/training_runs.h"
 
 namespace fretsaw {
 namespace {
@@ -30,11 +28,7 @@ Model make_network(int64_t wide = kWide, int64_t inner = kInner, bool tied = tru
   Model model = *new_model();
   Graph& g = *model.graph;
   unsigned seed = 1;
-  const auto weight = [&](const std::string& name, const Dims& dims) {
-    std::vector<float> values = noise(static_cast<size_t>(count_of(dims)), seed++);
-    for (float& v : values) v *= 0.5f;
-    return g.add_constant(name, floats(dims, values));
-  };
+  const auto weight = [&](const std::string& name, const Dims& dims) { return add_weight(g, name, dims, seed++); };
   Value* ends = weight("ends", {kClasses, wide});
   Value* x = add_node(g, "MatMul", {add_input(model, "x", DType::float32, {Dim("batch"), Dim(kClasses)}), ends}, "first");
   for (int l = 0; l < kLayers; ++l) {
@@ -47,17 +41,12 @@ Model make_network(int64_t wide = kWide, int64_t inner = kInner, bool tied = tru
   Value* last =
       tied ? add_node(g, "Transpose", {ends}, "turned", {attribute("perm", std::vector<int64_t>{1, 0})}) : weight("last", {wide, kClasses});
   g.outputs = {add_node(g, "MatMul", {x, last}, "logits")};
-  for (Node* node : g.nodes) node->name = node->outputs[0]->name;
+  name_nodes_by_outputs(g);
   return model;
 }
 
 Batch batch_of(int step, int64_t samples = kBatch) {
-  Batch batch;
-  batch["x"] = float_value({samples, kClasses}, noise(static_cast<size_t>(samples * kClasses), 100 + static_cast<unsigned>(step)));
-  std::vector<int64_t> classes;
-  for (int64_t i = 0; i < samples; ++i) classes.push_back((i * 3 + step) % kClasses);
-  batch["target"] = int_value({samples}, classes);
-  return batch;
+  return classified_noise(kClasses, some_classes(samples, kClasses, 3, step), 100 + static_cast<unsigned>(step));
 }
 
 struct Case {
@@ -68,13 +57,9 @@ struct Case {
 };
 
 TrainingPlan plan_of(const Case& c, const Model& model = make_network(), double bucket_mb = kTinyMb) {
-  PartitionOptions options;
-  options.mesh.data = c.data, options.mesh.pipeline = c.pipeline, options.mesh.tensor = c.tensor;
-  options.micro_batches = c.micro_batches, options.schedule = c.schedule;
-  TrainingOptions training;
-  training.optimizer = parse_optimizer("adamw:lr=0.02");
+  TrainingOptions training = with_optimizer("adamw:lr=0.02");
   training.chunks = c.chunks, training.zero = c.zero, training.bucket_mb = bucket_mb;
-  return partition_for_training(clone(model), options, training);
+  return partition_for_training(clone(model), cut_of(c), training);
 }
 
 Trainer make_trainer(const Case& c, SessionOptions session = {}, double bucket_mb = kTinyMb) {

@@ -61,13 +61,13 @@ std::vector<T> elements(const RuntimeValue& v) {
   auto span = v.tensor.span<T>();
   return {span.begin(), span.end()};
 }
-// Numbers that look random, the same each time.
-inline std::vector<float> noise(size_t count, unsigned seed) {
+// Numbers from -size to size that look random, the same each time.
+inline std::vector<float> noise(size_t count, unsigned seed, float size = 1) {
   std::vector<float> values(count);
   unsigned state = seed * 2654435761u + 12345u;
   for (float& v : values) {
     state = state * 1664525u + 1013904223u;
-    v = static_cast<float>(static_cast<int>(state >> 8) % 2001 - 1000) / 1000.0f;
+    v = static_cast<float>(static_cast<int>(state >> 8) % 2001 - 1000) / 1000.0f * size;
   }
   return values;
 }

@@ -8,7 +8,7 @@
 
 #include "graph/errors.h"
 #include "tests/runtime/plans.h"
-#include "tests/runtime/temporary_folder.h"
+#include "tests/temporary_folder.h"
 
 namespace fretsaw {
 namespace {

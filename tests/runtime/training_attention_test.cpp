@@ -5,11 +5,9 @@
 #include <cmath>
 
 #include "kernels/cuda/devices.h"
-#include "partitioner/training.h"
 #include "runtime/evaluate.h"
 #include "runtime/host_nodes.h"
-#include "runtime/training/trainer.h"
-#include "tests/runtime/plans.h"
+#include "tests/runtime/training_runs.h"
 
 namespace fretsaw {
 namespace {
@@ -27,7 +25,7 @@ class TextModel {
     Value* x = node("Gather", {words, add_input(model_, "ids", DType::int64, {batch, Dim(kLength)})}, "embedded");
     for (int l = 0; l < kLayers; ++l) x = layer(x, "l" + std::to_string(l) + "_");
     graph_.outputs = {node("MatMul", {x, weight("head", {kWide, kWords})}, "logits")};
-    for (Node* n : graph_.nodes) n->name = n->outputs[0]->name;
+    name_nodes_by_outputs(graph_);
   }
   Model take() { return std::move(model_); }
 
@@ -35,11 +33,7 @@ class TextModel {
   Value* node(const std::string& op, std::vector<Value*> inputs, const std::string& output, std::vector<Attribute> attributes = {}) {
     return add_node(graph_, op, std::move(inputs), output, std::move(attributes));
   }
-  Value* weight(const std::string& name, const Dims& dims) {
-    std::vector<float> values = noise(static_cast<size_t>(count_of(dims)), seed_++);
-    for (float& v : values) v *= 0.5f;
-    return graph_.add_constant(name, floats(dims, values));
-  }
+  Value* weight(const std::string& name, const Dims& dims) { return add_weight(graph_, name, dims, seed_++); }
   // Constant nodes: initializers would learn.
   Value* number(float value, const std::string& name) { return node("Constant", {}, name, {attribute("value", floats({}, {value}))}); }
   Value* ints(const std::vector<int64_t>& values, const std::string& name) { return graph_.add_constant(name, make_int64s(values)); }
@@ -78,11 +72,7 @@ class TextModel {
 };
 
 Batch batch_of(int step) {
-  std::vector<int64_t> ids, next;
-  for (int64_t i = 0; i < kBatch * kLength; ++i) ids.push_back((i * 5 + step * 3) % kWords), next.push_back((i * 7 + step) % kWords);
-  Batch batch;
-  batch["ids"] = int_value({kBatch, kLength}, ids), batch["target"] = int_value({kBatch, kLength}, next);
-  return batch;
+  return some_text(kBatch, kLength, kWords, step);
 }
 
 struct Case {
@@ -95,15 +85,10 @@ struct Case {
 };
 
 TrainingPlan make_plan(const Case& c) {
-  PartitionOptions options;
-  options.mesh.data = c.data, options.mesh.pipeline = c.pipeline, options.mesh.tensor = c.tensor;
-  options.micro_batches = c.micro_batches;
-  TrainingOptions training;
-  training.optimizer = parse_optimizer("adamw:lr=0.02");
-  training.loss = parse_loss("softmax_cross_entropy");
-  training.zero = c.zero, training.recompute = c.recompute, training.precision = c.precision;
+  TrainingOptions training = with_optimizer("adamw:lr=0.02", c.precision);
+  training.zero = c.zero, training.recompute = c.recompute;
   if (c.fused) training.evaluate = evaluate_on_constants;
-  return partition_for_training(TextModel(c.batch).take(), options, training);
+  return partition_for_training(TextModel(c.batch).take(), cut_of(c), training);
 }
 
 Trainer make_trainer(const Case& c, const std::string& device = "cpu") {
@@ -112,14 +97,6 @@ Trainer make_trainer(const Case& c, const std::string& device = "cpu") {
   if (device != "cpu") with.session.devices = {0};
   with.session.threads = 1;
   return Trainer(make_plan(c), with);
-}
-
-int count_nodes(const Trainer& trainer, const std::string& op) {
-  int count = 0;
-  for (const PlanGraph& g : trainer.plan().plan->graphs)
-    count += static_cast<int>(
-        std::count_if(g.model->graph->nodes.begin(), g.model->graph->nodes.end(), [&](const Node* node) { return node->op == op; }));
-  return count;
 }
 
 class TrainingAttention : public ::testing::TestWithParam<Case> {};

@@ -3,10 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "graph/training/training_plan.h"
-#include "partitioner/training.h"
 #include "runtime/state_parts.h"
-#include "runtime/training/trainer.h"
-#include "tests/runtime/plans.h"
+#include "tests/runtime/training_runs.h"
 
 namespace fretsaw {
 namespace {
@@ -21,11 +19,7 @@ Model make_model() {
   Model model = *new_model();
   Graph& g = *model.graph;
   unsigned seed = 1;
-  const auto weight = [&](const std::string& name, const Dims& dims) {
-    std::vector<float> values = noise(static_cast<size_t>(count_of(dims)), seed++);
-    for (float& v : values) v *= 0.5f;
-    return g.add_constant(name, floats(dims, values));
-  };
+  const auto weight = [&](const std::string& name, const Dims& dims) { return add_weight(g, name, dims, seed++); };
   Value* words = weight("words", {kWords, kWide});
   Value* x = add_node(g, "Gather", {words, add_input(model, "ids", DType::int64, {Dim("batch"), Dim(kLength)})}, "embedded");
   for (const std::string layer : {"0", "1"}) {
@@ -37,16 +31,12 @@ Model make_model() {
   }
   Value* head = add_node(g, "Transpose", {words}, "head", {attribute("perm", std::vector<int64_t>{1, 0})});
   g.outputs = {add_node(g, "MatMul", {x, head}, "logits")};
-  for (Node* node : g.nodes) node->name = node->outputs[0]->name;
+  name_nodes_by_outputs(g);
   return model;
 }
 
 Batch batch_of(int step) {
-  std::vector<int64_t> ids, next;
-  for (int64_t i = 0; i < kBatch * kLength; ++i) ids.push_back((i * 5 + step * 3) % kWords), next.push_back((i * 7 + step) % kWords);
-  Batch batch;
-  batch["ids"] = int_value({kBatch, kLength}, ids), batch["target"] = int_value({kBatch, kLength}, next);
-  return batch;
+  return some_text(kBatch, kLength, kWords, step);
 }
 
 struct Case {
@@ -56,16 +46,9 @@ struct Case {
 };
 
 Trainer make_trainer(const Case& c) {
-  PartitionOptions options;
-  options.mesh.data = c.data, options.mesh.pipeline = c.pipeline, options.mesh.tensor = c.tensor;
-  options.micro_batches = c.micro_batches, options.schedule = c.schedule;
-  TrainingOptions training;
-  training.optimizer = parse_optimizer("adamw:lr=0.02,weight_decay=0.1");
-  training.loss = parse_loss("softmax_cross_entropy");
-  training.zero = c.zero, training.recompute = c.recompute, training.precision = c.precision;
-  TrainerOptions with;
-  with.session.threads = 1, with.loss = training.loss;
-  return Trainer(partition_for_training(make_model(), options, training), with);
+  TrainingOptions training = with_optimizer("adamw:lr=0.02,weight_decay=0.1", c.precision);
+  training.zero = c.zero, training.recompute = c.recompute;
+  return trainer_of(make_model(), cut_of(c), training);
 }
 
 std::vector<std::string> copied(const Trainer& trainer) {

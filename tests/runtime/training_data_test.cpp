@@ -10,9 +10,9 @@
 #include "runtime/training/data.h"
 #include "runtime/training/read_ahead.h"
 #include "runtime/training/sample_order.h"
-#include "tests/runtime/error_text.h"
+#include "tests/error_text.h"
 #include "tests/runtime/plans.h"
-#include "tests/runtime/temporary_folder.h"
+#include "tests/temporary_folder.h"
 
 namespace fretsaw {
 namespace {

@@ -6,13 +6,11 @@
 #include <map>
 
 #include "kernels/cuda/devices.h"
-#include "partitioner/training.h"
 #include "runtime/device_steps.h"
 #include "runtime/host_nodes.h"
 #include "runtime/program.h"
-#include "runtime/training/trainer.h"
 #include "tests/runtime/host_backed_device.h"
-#include "tests/runtime/plans.h"
+#include "tests/runtime/training_runs.h"
 
 namespace fretsaw {
 namespace {
@@ -29,21 +27,15 @@ class Layers {
   Layers() : model_(*new_model()) {}
   Graph& graph() { return *model_.graph; }
   Value* input(const std::string& name, DType type, const Dims& dims) { return add_input(model_, name, type, shape_of(dims)); }
-  Value* weight(const std::string& name, const Dims& dims, float size) {
-    std::vector<float> values = noise(static_cast<size_t>(count_of(dims)), ++seed_);
-    for (float& v : values) v *= size;
-    return graph().add_constant(name, floats(dims, values));
-  }
-  Value* row(const std::string& name, int64_t n, float value) {
-    return graph().add_constant(name, floats({n}, std::vector<float>(static_cast<size_t>(n), value)));
-  }
+  Value* weight(const std::string& name, const Dims& dims, float size) { return add_weight(graph(), name, dims, ++seed_, size); }
+  Value* row(const std::string& name, int64_t n, float value) { return add_row(graph(), name, n, value); }
   Value* ints(const Ints& values) { return graph().add_constant("ints" + std::to_string(++seed_), make_int64s(values)); }
   Value* add(const std::string& op, std::vector<Value*> inputs, const std::string& name, std::vector<Attribute> attributes = {}) {
     return add_node(graph(), op, std::move(inputs), name, std::move(attributes));
   }
   Model finish(Value* output) {
     graph().outputs = {output};
-    for (Node* node : graph().nodes) node->name = node->outputs[0]->name;
+    name_nodes_by_outputs(graph());
     return std::move(model_);
   }
 
@@ -108,10 +100,8 @@ Model make_transformer() {
   return l.finish(l.linear(l.norm(y, "norm3", kWidth), "logits", kWidth, kClasses));
 }
 
-std::vector<int64_t> some_classes(int64_t count, int64_t below, int step) {
-  std::vector<int64_t> classes;
-  for (int64_t i = 0; i < count; ++i) classes.push_back((i * 7 + step * 3) % below);
-  return classes;
+Ints classes_of(int64_t count, int64_t below, int step) {
+  return some_classes(count, below, 7, step * 3);
 }
 
 struct Network {
@@ -125,15 +115,15 @@ const Network kNetworks[] = {
      [](int step) {
        Batch batch;
        batch["x"] = float_value({kBatch, 3, 16, 16}, noise(kBatch * 3 * 256, 100 + static_cast<unsigned>(step)));
-       batch["target"] = int_value({kBatch}, some_classes(kBatch, kClasses, step));
+       batch["target"] = int_value({kBatch}, classes_of(kBatch, kClasses, step));
        return batch;
      },
      "sgd:lr=0.05,momentum=0.9,weight_decay=0.01"},
     {"transformer", make_transformer,
      [](int step) {
        Batch batch;
-       batch["x"] = int_value({kBatch, kLength}, some_classes(kBatch * kLength, kWords, step));
-       batch["target"] = int_value({kBatch, kLength}, some_classes(kBatch * kLength, kClasses, step + 1));
+       batch["x"] = int_value({kBatch, kLength}, classes_of(kBatch * kLength, kWords, step));
+       batch["target"] = int_value({kBatch, kLength}, classes_of(kBatch * kLength, kClasses, step + 1));
        return batch;
      },
      "adamw:lr=0.01,weight_decay=0.01"},

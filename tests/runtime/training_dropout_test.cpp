@@ -3,9 +3,7 @@
 
 #include <cmath>
 
-#include "partitioner/training.h"
-#include "runtime/training/trainer.h"
-#include "tests/runtime/plans.h"
+#include "tests/runtime/training_runs.h"
 
 namespace fretsaw {
 namespace {
@@ -25,17 +23,12 @@ Model make_model(float ratio) {
   Value* dropped =
       add_node(g, "Dropout", {hidden, g.add_constant("ratio", floats({}, {ratio})), g.add_constant("training", yes)}, "dropped");
   g.outputs = {add_node(g, "MatMul", {dropped, g.add_constant("w2", floats({kHidden, 4}, noise(kHidden * 4, 2)))}, "logits")};
-  for (Node* node : g.nodes) node->name = node->outputs[0]->name;
+  name_nodes_by_outputs(g);
   return model;
 }
 
 Batch make_batch() {
-  Batch batch;
-  batch["x"] = float_value({kBatch, kIn}, noise(kBatch * kIn, 7));
-  std::vector<int64_t> target;
-  for (int64_t i = 0; i < kBatch; ++i) target.push_back(i % 4);
-  batch["target"] = int_value({kBatch}, target);
-  return batch;
+  return classified_noise(kIn, some_classes(kBatch, 4), 7);
 }
 
 Trainer make_trainer(int data, int pipeline, int tensor, int micro_batches, float ratio = 0.4f, uint64_t seed = 0,
@@ -50,9 +43,7 @@ Trainer make_trainer(int data, int pipeline, int tensor, int micro_batches, floa
 }
 
 std::vector<double> losses(Trainer trainer, int steps, double rate = 0.1) {
-  std::vector<double> found;
-  for (int s = 0; s < steps; ++s) found.push_back(trainer.step(make_batch(), rate).loss);
-  return found;
+  return losses_of(trainer, steps, rate, [](int) { return make_batch(); });
 }
 
 void expect_same(const std::vector<double>& got, const std::vector<double>& wanted) {

@@ -8,9 +8,7 @@
 #include "graph/communication_schemas.h"
 #include "graph/training/pad_classes.h"
 #include "graph/training/training_plan.h"
-#include "partitioner/training.h"
-#include "runtime/training/trainer.h"
-#include "tests/runtime/plans.h"
+#include "tests/runtime/training_runs.h"
 
 namespace fretsaw {
 namespace {
@@ -19,12 +17,6 @@ using namespace testing_plans;
 
 constexpr int64_t kWide = 8, kLength = 6, kBatch = 8;
 constexpr int kSteps = 3;
-
-Value* weight(Graph& g, const std::string& name, const Dims& dims, unsigned seed) {
-  std::vector<float> values = noise(static_cast<size_t>(count_of(dims)), seed);
-  for (float& v : values) v *= 0.5f;
-  return g.add_constant(name, floats(dims, values));
-}
 
 // Two layers of attention whose scores get a bias that learns, in the operator's own form.
 Model attention_model(int64_t classes) {
@@ -36,16 +28,16 @@ Model attention_model(int64_t classes) {
     std::vector<Value*> operands;
     for (const char* part : {"q", "k", "v"})
       operands.push_back(
-          add_node(g, "MatMul", {x, weight(g, part + layer, {kWide, kWide}, seed + operands.size())}, part + ("of" + layer)));
-    operands.push_back(weight(g, "bias" + layer, {kLength, kLength}, seed + 5));
+          add_node(g, "MatMul", {x, add_weight(g, part + layer, {kWide, kWide}, seed + operands.size())}, part + ("of" + layer)));
+    operands.push_back(add_weight(g, "bias" + layer, {kLength, kLength}, seed + 5));
     Value* y = add_node(g, "Attention", operands, "attended" + layer,
                         {attribute("q_num_heads", int64_t{2}), attribute("kv_num_heads", int64_t{2})});
     x = add_node(g, "Add", {x, y}, "layer" + layer);
   }
-  g.outputs = {add_node(g, "Add",
-                        {add_node(g, "MatMul", {x, weight(g, "head", {kWide, classes}, 30)}, "product"), weight(g, "shift", {classes}, 31)},
-                        "scores")};
-  for (Node* node : g.nodes) node->name = node->outputs[0]->name;
+  g.outputs = {add_node(
+      g, "Add", {add_node(g, "MatMul", {x, add_weight(g, "head", {kWide, classes}, 30)}, "product"), add_weight(g, "shift", {classes}, 31)},
+      "scores")};
+  name_nodes_by_outputs(g);
   return model;
 }
 
@@ -56,47 +48,25 @@ struct Case {
 };
 
 Trainer make_trainer(const Case& c) {
-  PartitionOptions options;
-  options.mesh.pipeline = c.pipeline, options.mesh.tensor = c.tensor, options.micro_batches = c.micro_batches;
-  TrainingOptions training;
-  training.optimizer = parse_optimizer("sgd:lr=0.1");
-  training.loss = parse_loss("softmax_cross_entropy");
-  training.precision = c.precision;
-  TrainerOptions with;
-  with.session.threads = 1, with.loss = training.loss;
-  return Trainer(partition_for_training(attention_model(c.classes), options, training), with);
+  return trainer_of(attention_model(c.classes), cut_of(c), with_optimizer("sgd:lr=0.1", c.precision));
 }
 
-std::vector<double> losses_of(Trainer& trainer, int64_t classes) {
-  std::vector<double> losses;
-  for (int step = 0; step < kSteps; ++step) {
-    std::vector<int64_t> target;
-    for (int64_t i = 0; i < kBatch * kLength; ++i) target.push_back((i * 7 + step) % classes);
+std::vector<double> losses_with(Trainer& trainer, int64_t classes) {
+  const auto batch_of = [&](int step) {
     Batch batch;
     batch["x"] =
         float_value({kBatch, kLength, kWide}, noise(static_cast<size_t>(kBatch * kLength * kWide), 40u + static_cast<unsigned>(step)));
-    batch["target"] = int_value({kBatch, kLength}, target);
-    losses.push_back(trainer.step(batch, 0.1).loss);
-  }
-  return losses;
-}
-
-void expect_close(const std::vector<double>& got, const std::vector<double>& wanted, double tolerance) {
-  for (size_t i = 0; i < wanted.size(); ++i) EXPECT_NEAR(got[i], wanted[i], tolerance * wanted[i]) << i;
-}
-
-int count_nodes(const Trainer& trainer, const std::string& op) {
-  int count = 0;
-  for (const PlanGraph& graph : trainer.plan().plan->graphs)
-    for (const Node* node : graph.model->graph->nodes) count += node->op == op;
-  return count;
+    batch["target"] = int_value({kBatch, kLength}, some_classes(kBatch * kLength, classes, 7, step));
+    return batch;
+  };
+  return losses_of(trainer, kSteps, 0.1, batch_of);
 }
 
 class TrainingFunctions : public ::testing::TestWithParam<Case> {};
 
 TEST_P(TrainingFunctions, AttentionWithABiasThatLearnsTrainsAsOnOneRank) {
   Trainer whole = make_trainer({"whole"}), trainer = make_trainer(GetParam());
-  const std::vector<double> wanted = losses_of(whole, 12), got = losses_of(trainer, 12);
+  const std::vector<double> wanted = losses_with(whole, 12), got = losses_with(trainer, 12);
   EXPECT_EQ(count_nodes(trainer, "Attention"), 0);
   EXPECT_LT(wanted.back(), wanted.front());
   expect_close(got, wanted, GetParam().precision == "fp32" ? 1e-5 : 2e-2);
@@ -121,7 +91,7 @@ TEST(PaddedClasses, GiveTheStepsOfTheScoresAsTheyAre) {
   };
   EXPECT_TRUE(pads(a));
   EXPECT_FALSE(pads(b));
-  expect_close(losses_of(a, 1027), losses_of(b, 1027), 5e-3);
+  expect_close(losses_with(a, 1027), losses_with(b, 1027), 5e-3);
   for (const char* name : {"head", "shift", "q1"}) {
     const std::vector<float> got = elements<float>(a.parameter(name)), wanted = elements<float>(b.parameter(name));
     ASSERT_EQ(got.size(), wanted.size());

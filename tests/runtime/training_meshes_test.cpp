@@ -4,9 +4,7 @@
 #include <cmath>
 
 #include "graph/errors.h"
-#include "partitioner/training.h"
-#include "runtime/training/trainer.h"
-#include "tests/runtime/plans.h"
+#include "tests/runtime/training_runs.h"
 
 namespace fretsaw {
 namespace {
@@ -21,13 +19,7 @@ Model make_text_model() {
   Model model = *new_model();
   Graph& g = *model.graph;
   unsigned seed = 1;
-  const auto weight = [&](const std::string& name, const Dims& dims) {
-    int64_t count = 1;
-    for (const int64_t d : dims) count *= d;
-    std::vector<float> values = noise(static_cast<size_t>(count), seed++);
-    for (float& v : values) v *= 0.5f;
-    return g.add_constant(name, floats(dims, values));
-  };
+  const auto weight = [&](const std::string& name, const Dims& dims) { return add_weight(g, name, dims, seed++); };
   Value* words = weight("words", {kWords, kWide});
   Value* x = add_node(g, "Gather", {words, add_input(model, "ids", DType::int64, {Dim("batch"), Dim(kLength)})}, "embedded");
   for (int l = 0; l < kLayers; ++l) {
@@ -40,16 +32,12 @@ Model make_text_model() {
   }
   g.outputs = {
       add_node(g, "MatMul", {x, add_node(g, "Transpose", {words}, "head", {attribute("perm", std::vector<int64_t>{1, 0})})}, "logits")};
-  for (Node* node : g.nodes) node->name = node->outputs[0]->name;
+  name_nodes_by_outputs(g);
   return model;
 }
 
 Batch batch_of(int step) {
-  std::vector<int64_t> ids, next;
-  for (int64_t i = 0; i < kBatch * kLength; ++i) ids.push_back((i * 5 + step * 3) % kWords), next.push_back((i * 7 + step) % kWords);
-  Batch batch;
-  batch["ids"] = int_value({kBatch, kLength}, ids), batch["target"] = int_value({kBatch, kLength}, next);
-  return batch;
+  return some_text(kBatch, kLength, kWords, step);
 }
 
 struct Case {
@@ -61,18 +49,10 @@ struct Case {
 };
 
 Trainer make_trainer(const Case& c, const std::string& optimizer, const std::string& precision = "fp32") {
-  PartitionOptions options;
-  options.mesh.data = c.data, options.mesh.pipeline = c.pipeline, options.mesh.tensor = c.tensor;
-  options.micro_batches = c.micro_batches, options.schedule = c.schedule;
-  TrainingOptions training;
-  training.optimizer = parse_optimizer(optimizer);
+  TrainingOptions training = with_optimizer(optimizer, precision);
   training.loss = parse_loss(c.loss);
-  training.chunks = c.chunks, training.zero = c.zero, training.recompute = c.recompute, training.precision = precision;
-  TrainerOptions with;
-  with.session.threads = 1;
-  with.clip = 0.5;
-  with.loss = training.loss;
-  return Trainer(partition_for_training(make_text_model(), options, training), with);
+  training.chunks = c.chunks, training.zero = c.zero, training.recompute = c.recompute;
+  return trainer_of(make_text_model(), cut_of(c), training, /*clip=*/0.5);
 }
 
 class TrainingMeshes : public ::testing::TestWithParam<Case> {};

@@ -6,10 +6,8 @@
 #include <functional>
 
 #include "graph/errors.h"
-#include "partitioner/training.h"
-#include "runtime/training/trainer.h"
-#include "tests/runtime/error_text.h"
-#include "tests/runtime/plans.h"
+#include "tests/error_text.h"
+#include "tests/runtime/training_runs.h"
 
 namespace fretsaw {
 namespace {
@@ -32,34 +30,24 @@ Model make_model(const Noise& noisy) {
   Value* hidden = add_node(g, "MatMul", {x, g.add_constant("w1", floats({kIn, kHidden}, noise(kIn * kHidden, 1)))}, "hidden");
   Value* w2 = g.add_constant("w2", floats({kHidden, kClasses}, noise(kHidden * kClasses, 2)));
   g.outputs = {add_node(g, "MatMul", {noisy(g, hidden), w2}, "logits")};
-  for (Node* node : g.nodes) node->name = node->outputs[0]->name;
+  name_nodes_by_outputs(g);
   return model;
 }
 
 Batch make_batch() {
-  Batch batch;
-  batch["x"] = float_value({kBatch, kIn}, noise(kBatch * kIn, 7));
-  std::vector<int64_t> target;
-  for (int64_t i = 0; i < kBatch; ++i) target.push_back(i % kClasses);
-  batch["target"] = int_value({kBatch}, target);
-  return batch;
+  return classified_noise(kIn, some_classes(kBatch, kClasses), 7);
 }
 
 struct Mesh3 {
   int data = 1, pipeline = 1, tensor = 1, micro_batches = 1;
 };
 Trainer make_trainer(const Model& model, const Mesh3& mesh, uint64_t seed = 0, const TrainingOptions& training = {}) {
-  PartitionOptions options;
-  options.mesh.data = mesh.data, options.mesh.pipeline = mesh.pipeline, options.mesh.tensor = mesh.tensor;
-  options.micro_batches = mesh.micro_batches;
   TrainerOptions with;
   with.session.threads = 1, with.session.random_seed = seed;
-  return Trainer(partition_for_training(clone(model), options, training), with);
+  return Trainer(partition_for_training(clone(model), cut_of(mesh), training), with);
 }
 std::vector<double> losses(Trainer trainer, int steps, double rate) {
-  std::vector<double> found;
-  for (int s = 0; s < steps; ++s) found.push_back(trainer.step(make_batch(), rate).loss);
-  return found;
+  return losses_of(trainer, steps, rate, [](int) { return make_batch(); });
 }
 
 // Every step draws its own, by the seed; no part of the batch, and no rank, draws others.
@@ -159,7 +147,7 @@ TEST(TrainingRandom, TheNumbersAreThoseOfTheirDistribution) {
     Value* numbers = add_node(g, op, {like}, "numbers", std::move(attributes));
     Value* scaled = add_node(g, "Mul", {numbers, g.add_constant("w", floats({}, {1}))}, "scaled");
     g.outputs = {add_node(g, "ReduceMean", {scaled}, "mean", {attribute("keepdims", int64_t{0})})};
-    for (Node* node : g.nodes) node->name = node->outputs[0]->name;
+    name_nodes_by_outputs(g);
     TrainingOptions training;
     training.loss = parse_loss("output");
     training.train = {"w"};

@@ -8,10 +8,8 @@
 #include <limits>
 
 #include "graph/errors.h"
-#include "partitioner/training.h"
-#include "runtime/training/trainer.h"
-#include "tests/runtime/error_text.h"
-#include "tests/runtime/plans.h"
+#include "tests/error_text.h"
+#include "tests/runtime/training_runs.h"
 
 namespace fretsaw {
 namespace {
@@ -30,9 +28,7 @@ Model make_model(bool gives_statistics, bool shared = false) {
   Graph& g = *model.graph;
   Value* x = add_input(model, "x", DType::float32, {Dim("batch"), Dim(kIn)});
   Value* product = add_node(g, "MatMul", {x, g.add_constant("w1", floats({kIn, kHidden}, noise(kIn * kHidden, 1)))}, "product");
-  const auto row = [&](const std::string& name, float value) {
-    return g.add_constant(name, floats({kHidden}, std::vector<float>(kHidden, value)));
-  };
+  const auto row = [&](const std::string& name, float value) { return add_row(g, name, kHidden, value); };
   Value *scale = row("scale", 0.8f), *shift = row("shift", 0.1f), *mean = row("mean", 0.2f), *var = row("var", 1.5f);
   Node* normal =
       g.add_node("BatchNormalization", {product, scale, shift, mean, var},
@@ -43,17 +39,12 @@ Model make_model(bool gives_statistics, bool shared = false) {
   Value* w2 = g.add_constant("w2", floats({kHidden, kClasses}, noise(kHidden * kClasses, 3)));
   g.outputs = {add_node(g, "MatMul", {y, w2}, "logits")};
   if (gives_statistics) g.outputs.insert(g.outputs.end(), {normal->out(1), normal->out(2)});
-  for (Node* node : g.nodes) node->name = node->outputs[0]->name;
+  name_nodes_by_outputs(g);
   return model;
 }
 
 Batch make_batch(float factor = 1) {
-  Batch batch;
-  std::vector<float> x = noise(kBatch * kIn, 7);
-  for (float& v : x) v *= factor;
-  batch["x"] = float_value({kBatch, kIn}, x);
-  batch["target"] = int_value({kBatch}, {0, 1, 2, 3, 3, 2, 1, 0});
-  return batch;
+  return classified_noise(kIn, {0, 1, 2, 3, 3, 2, 1, 0}, 7, factor);
 }
 
 TrainerOptions one_thread() {

@@ -3,9 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "graph/training/loss_scale.h"
-#include "partitioner/training.h"
-#include "runtime/training/trainer.h"
-#include "tests/runtime/plans.h"
+#include "tests/runtime/training_runs.h"
 
 namespace fretsaw {
 namespace {
@@ -18,20 +16,15 @@ Model make_classifier() {
   Model model = *new_model();
   Graph& g = *model.graph;
   Value* x = add_input(model, "x", DType::float32, {Dim("batch"), Dim(kIn)});
-  std::vector<float> w = noise(kIn * kClasses, 1);
-  for (float& v : w) v *= 0.1f;
-  Value* product = add_node(g, "MatMul", {x, g.add_constant("w", floats({kIn, kClasses}, w))}, "product");
+  Value* product = add_node(g, "MatMul", {x, add_weight(g, "w", {kIn, kClasses}, 1, 0.1f)}, "product");
   g.outputs = {add_node(g, "Add", {product, g.add_constant("b", floats({kClasses}, std::vector<float>(kClasses)))}, "logits")};
-  for (Node* node : g.nodes) node->name = node->outputs[0]->name;
+  name_nodes_by_outputs(g);
   return model;
 }
 
 // The gradients of the target's bias point all the same way.
 Batch one_target() {
-  Batch batch;
-  batch["x"] = float_value({kBatch, kIn}, noise(kBatch * kIn, 7));
-  batch["target"] = int_value({kBatch}, std::vector<int64_t>(kBatch, 5));
-  return batch;
+  return classified_noise(kIn, std::vector<int64_t>(kBatch, 5), 7);
 }
 
 Trainer make_trainer(const std::string& precision, const std::string& loss = "softmax_cross_entropy", int micro_batches = 1) {
@@ -39,7 +32,7 @@ Trainer make_trainer(const std::string& precision, const std::string& loss = "so
   options.micro_batches = micro_batches;
   TrainingOptions training;
   training.precision = precision, training.loss = parse_loss(loss);
-  return Trainer(partition_for_training(make_classifier(), options, training), {.session = {.threads = 1}, .loss = training.loss});
+  return trainer_of(make_classifier(), options, training);
 }
 
 TEST(LossScaleTraining, IsOfTheMeanAndNotOfTheSum) {
@@ -88,7 +81,7 @@ Model make_powers() {
   Value* scaled = add_node(g, "Mul", {product, number("factor", 1.5f)}, "scaled");
   Value* power = add_node(g, "Pow", {scaled, number("e", 2)}, "power");
   g.outputs = {add_node(g, "Clip", {power, number("low", -2), number("high", 2)}, "y")};
-  for (Node* node : g.nodes) node->name = node->outputs[0]->name;
+  name_nodes_by_outputs(g);
   return model;
 }
 

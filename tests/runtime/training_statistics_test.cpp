@@ -3,9 +3,7 @@
 
 #include <cmath>
 
-#include "partitioner/training.h"
-#include "runtime/training/trainer.h"
-#include "tests/runtime/plans.h"
+#include "tests/runtime/training_runs.h"
 
 namespace fretsaw {
 namespace {
@@ -19,29 +17,21 @@ Model make_model(float size, bool twice) {
   Model model = *new_model();
   Graph& g = *model.graph;
   Value* x = add_input(model, "x", DType::float32, {Dim("batch"), Dim(kIn)});
-  std::vector<float> first = noise(kIn * kHidden, 1);
-  for (float& w : first) w *= size;
-  const auto row = [&](const std::string& name, float value) {
-    return g.add_constant(name, floats({kHidden}, std::vector<float>(kHidden, value)));
-  };
+  const auto row = [&](const std::string& name, float value) { return add_row(g, name, kHidden, value); };
   Value *scale = row("scale", 0.8f), *shift = row("shift", 0.1f), *mean = row("mean", 0.2f), *var = row("var", 1.5f);
   const auto normalised = [&](Value* v, const std::string& name) {
     return add_node(g, "BatchNormalization", {v, scale, shift, mean, var}, name, {attribute("momentum", 0.75f)});
   };
   Value* hidden = add_node(
-      g, "Tanh", {normalised(add_node(g, "MatMul", {x, g.add_constant("w1", floats({kIn, kHidden}, first))}, "product"), "normal")},
-      "hidden");
+      g, "Tanh", {normalised(add_node(g, "MatMul", {x, add_weight(g, "w1", {kIn, kHidden}, 1, size)}, "product"), "normal")}, "hidden");
   Value* logits = add_node(g, "MatMul", {hidden, g.add_constant("w2", floats({kHidden, kHidden}, noise(kHidden * kHidden, 3)))}, "scores");
   g.outputs = {twice ? normalised(logits, "logits") : logits};
-  for (Node* node : g.nodes) node->name = node->outputs[0]->name;
+  name_nodes_by_outputs(g);
   return model;
 }
 
 Batch make_batch() {
-  Batch batch;
-  batch["x"] = float_value({kBatch, kIn}, noise(kBatch * kIn, 100));
-  batch["target"] = int_value({kBatch}, {0, 3, 1, 4, 1, 5, 7, 2});
-  return batch;
+  return classified_noise(kIn, {0, 3, 1, 4, 1, 5, 7, 2}, 100);
 }
 
 using Numbers = std::vector<double>;
@@ -90,13 +80,12 @@ class SharedStatisticsTraining : public ::testing::TestWithParam<Case> {};
 
 // As modules that are called twice do in PyTorch.
 TEST_P(SharedStatisticsTraining, MoveOnceForEachNodeInTheirOrder) {
-  PartitionOptions options;
-  options.mesh.data = GetParam().data, options.mesh.pipeline = GetParam().pipeline;
+  PartitionOptions options = cut_of(GetParam());
   if (GetParam().pipeline == 2) options.cuts = {{"hidden"}};
   TrainingOptions training;
   training.sync_batch_norm = GetParam().data > 1;
   training.precision = GetParam().precision;
-  Trainer trainer(partition_for_training(make_model(1, true), options, training), {.session = {.threads = 1}});
+  Trainer trainer = trainer_of(make_model(1, true), options, training);
   trainer.step(make_batch(), 0);
   trainer.step(make_batch(), 0);
   Running wanted;
@@ -120,13 +109,11 @@ TEST(StatisticsTraining, OfHalfPrecisionStayInFloat32) {
   for (const std::string precision : {"fp16", "bf16"}) {
     TrainingOptions training;
     training.precision = precision;
-    Trainer trainer(partition_for_training(make_model(kSize, false), {}, training), {.session = {.threads = 1}});
+    Trainer trainer = trainer_of(make_model(kSize, false), {}, training);
     EXPECT_FALSE(trainer.step(make_batch(), 0).skipped);
-    std::vector<float> w = noise(kIn * kHidden, 1);
-    for (float& v : w) v *= kSize;
     Running wanted;
     const std::vector<float> x = elements<float>(make_batch().at("x"));
-    wanted.move(product({x.begin(), x.end()}, w, kIn));
+    wanted.move(product({x.begin(), x.end()}, noise(kIn * kHidden, 1, kSize), kIn));
     EXPECT_GT(*std::max_element(wanted.var.begin(), wanted.var.end()), 65504);
     expect_statistics(trainer, wanted, 2e-2);
   }

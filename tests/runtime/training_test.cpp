@@ -7,8 +7,7 @@
 #include <cmath>
 
 #include "graph/errors.h"
-#include "runtime/training/trainer.h"
-#include "tests/runtime/plans.h"
+#include "tests/runtime/training_runs.h"
 
 namespace fretsaw {
 namespace {
@@ -40,12 +39,7 @@ Model make_mlp() {
 }
 
 Batch batch_of(int step) {
-  std::vector<int64_t> classes;
-  for (int64_t i = 0; i < kBatch; ++i) classes.push_back((i * 3 + step) % kClasses);
-  Batch batch;
-  batch["x"] = float_value({kBatch, kIn}, noise(kBatch * kIn, 100 + static_cast<unsigned>(step)));
-  batch["target"] = int_value({kBatch}, classes);
-  return batch;
+  return classified_noise(kIn, some_classes(kBatch, kClasses, 3, step), 100 + static_cast<unsigned>(step));
 }
 
 // The same network in double precision, by SGD with momentum and weight decay as PyTorch has it.
@@ -103,15 +97,9 @@ struct Case {
 class TrainingTest : public ::testing::TestWithParam<Case> {};
 
 TEST_P(TrainingTest, EqualsTheStepsByHand) {
-  PartitionOptions options;
-  options.mesh.data = GetParam().data, options.mesh.pipeline = GetParam().pipeline;
-  options.micro_batches = GetParam().micro_batches, options.schedule = GetParam().schedule;
+  PartitionOptions options = cut_of(GetParam());
   if (GetParam().pipeline == 2) options.cuts = {{"hidden"}};
-  TrainingOptions training;
-  training.optimizer = parse_optimizer("sgd:lr=0.1,momentum=0.9,weight_decay=0.01");
-  TrainerOptions with;
-  with.session.threads = 1;
-  Trainer trainer(partition_for_training(make_mlp(), options, training), with);
+  Trainer trainer = trainer_of(make_mlp(), options, with_optimizer("sgd:lr=0.1,momentum=0.9,weight_decay=0.01"));
   ByHand by_hand;
   for (int s = 0; s < kSteps; ++s) {
     const Batch batch = batch_of(s);
@@ -140,9 +128,7 @@ Model make_normalised_mlp() {
   Graph& g = *model.graph;
   Value* x = add_input(model, "x", DType::float32, {Dim("batch"), Dim(kIn)});
   Value* product = add_node(g, "MatMul", {x, g.add_constant("w1", floats({kIn, kHidden}, noise(kIn * kHidden, 1)))}, "product");
-  const auto row = [&](const std::string& name, float value) {
-    return g.add_constant(name, floats({kHidden}, std::vector<float>(kHidden, value)));
-  };
+  const auto row = [&](const std::string& name, float value) { return add_row(g, name, kHidden, value); };
   Value* normal = add_node(g, "BatchNormalization", {product, row("scale", 0.8f), row("shift", 0.1f), row("mean", 0.2f), row("var", 1.5f)},
                            "normal", {attribute("momentum", 0.75f)});
   Value* w2 = g.add_constant("w2", floats({kHidden, kClasses}, noise(kHidden * kClasses, 3)));
@@ -159,7 +145,7 @@ TEST(Training, SynchronisedStatisticsAreThoseOfOneDevice) {
     TrainingOptions training;
     training.optimizer = parse_optimizer("adamw:lr=0.05");
     training.sync_batch_norm = synchronised;
-    return Trainer(partition_for_training(make_normalised_mlp(), options, training), {.session = {.threads = 1}});
+    return trainer_of(make_normalised_mlp(), options, training);
   };
   Trainer one = make(1, 1, false), same = make(2, 1, true), uneven = make(3, 1, true), staged = make(2, 2, true), apart = make(2, 1, false);
   for (int s = 0; s < kSteps; ++s) {
