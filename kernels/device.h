@@ -10,7 +10,6 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "kernels/kernel.h"
 
@@ -59,13 +58,7 @@ class Device {
   virtual void copy(void* to, const void* from, size_t bytes) = 0;
   // `count` rows of `row_bytes`, whose beginnings are `to_stride` and `from_stride` bytes apart.
   virtual void copy_rows(void* to, size_t to_stride, const void* from, size_t from_stride, size_t row_bytes, size_t count) = 0;
-  virtual void clear(void* to, size_t bytes) = 0;  // zeros
-  struct Piece {
-    void* memory = nullptr;
-    size_t bytes = 0;
-  };
-  // Zeros, after `ready` and beside what is on the stream; the event is their end.
-  virtual std::shared_ptr<DeviceEvent> clear_beside(const std::vector<Piece>& pieces, DeviceEvent& ready) = 0;
+  virtual void clear(void* to, size_t bytes) = 0;                          // zeros
   virtual void make_random(void* to, const RandomWeights& weights) = 0;    // the same numbers as on the host
   virtual void reorder(const TensorView& from, const TensorView& to) = 0;  // between the layouts plain and nhwc
   virtual void synchronize() = 0;                                          // waits for all work; throws when some of it failed

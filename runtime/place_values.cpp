@@ -115,18 +115,23 @@ void overwrite_input(Program& program, Buffers& buffers, int s, int wanted) {
 }
 
 // Lets step `s` write the new value of what the program keeps where the old one lies, if nobody needs that one afterwards.
-void overwrite_kept(Program& program, Buffers& buffers, int s) {
+// `wanted` as for overwrite_input.
+void overwrite_kept(Program& program, Buffers& buffers, int s, int wanted) {
   const Step& step = program.steps[static_cast<size_t>(s)];
   const auto slot_of = [&](int number) -> const Slot& { return program.slots[static_cast<size_t>(number)]; };
   const auto overwrite = [&](int made, int kept) {
     const Buffers::Life &now = buffers.life(made), &old = buffers.life(kept);
     if (!now.planned || now.escapes || old.last > s || buffers.root(made) == buffers.root(kept)) return;
     if (slot_of(kept).layout != Layout::plain || !same_bytes(slot_of(made), slot_of(kept))) return;
-    for (int in : step.inputs) {
-      if (in < 0 || buffers.root(in) != buffers.root(kept)) continue;
+    const auto shares = [&](int in) { return in >= 0 && buffers.root(in) == buffers.root(kept); };
+    const bool meets_one = std::count_if(step.inputs.begin(), step.inputs.end(), shares) == 1;
+    for (int i = 0; i < static_cast<int>(step.inputs.size()); ++i) {
+      const int in = step.inputs[static_cast<size_t>(i)];
+      if (!shares(in)) continue;
       const bool same_place = buffers.offset(in) == buffers.offset(kept) && slot_of(in).layout == Layout::plain &&
                               slot_of(in).dims == slot_of(made).dims && same_bytes(slot_of(in), slot_of(made));
-      if (!step.elementwise || !same_place) return;
+      const bool is_meant = wanted == i && meets_one && made == step.outputs[0];
+      if ((!step.elementwise && !is_meant) || !same_place) return;
     }
     buffers.join(made, kept);
     buffers.offset(made) = buffers.offset(kept);
@@ -239,8 +244,8 @@ void place_values(Program& program, const std::vector<int>& overwrites) {
   for (int s = 0; s < static_cast<int>(program.steps.size()); ++s) {
     const Step& step = program.steps[static_cast<size_t>(s)];
     if (step.kind == Step::Kind::alias) buffers.offset(step.outputs[0]) = buffers.offset(step.inputs[0]) + step.alias_offset;
-    if (!program.kept.empty()) overwrite_kept(program, buffers, s);
     const int wanted = overwrites[static_cast<size_t>(s)];
+    if (!program.kept.empty()) overwrite_kept(program, buffers, s, wanted);
     if (wanted != kOverwriteNone) overwrite_input(program, buffers, s, wanted);
   }
   if (program.binds) bind_slots(program, buffers);

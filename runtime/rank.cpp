@@ -271,8 +271,7 @@ void Rank::run_graph(Stage& target, const Action& action) {
   const double start_us = context_.now_us(), communicating_us = context_.communicating_us;
   const size_t runs_before = context_.device_runs.size();
   const auto finals = final_states_.find(&action);
-  const bool adds_up = target.kind != "forward";
-  if (adds_up) finish_clearing();
+  if (target.kind != "forward") clear_late_zeros();
   context_.reached = nullptr;
   if (finals != final_states_.end()) {
     context_.reached = [&](Program& program, const Milestone& milestone) { pass_on(target, finals->second, program, milestone); };
@@ -280,7 +279,6 @@ void Rank::run_graph(Stage& target, const Action& action) {
   target.cache->run(target.arguments, slot.outputs, context_, 0);
   const double took_us = context_.now_us() - start_us;
   keep_states(target, slot);
-  if (!adds_up) begin_clearing();
   if (finals != final_states_.end()) give_finals(target, finals->second);
   if (!context_.device) busy_us_ += took_us - (context_.communicating_us - communicating_us);
   if (!context_.trace) return;

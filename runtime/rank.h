@@ -129,8 +129,7 @@ class Rank {
   void add_states();
   void place_together(const Graph& reduce);
   void begin_states(bool has_samples);
-  void begin_clearing();
-  void finish_clearing();
+  void clear_late_zeros();
   void keep_states(Stage& stage, MicroBatch& slot);
   void add_reduction(const SessionOptions& options);
   void pass_on(Stage& stage, const std::vector<size_t>& finals, Program& program, const Milestone& milestone);
@@ -165,11 +164,10 @@ class Rank {
   const std::vector<Action>* actions_ = nullptr;
   std::vector<std::unique_ptr<Stage>> stages_;
   std::map<std::string, RuntimeValue> states_;
-  // Those that start at zero in every step, and of these those that no forward graph reads: a device clears them beside the first one.
-  // What micro-batches make anew, and add to nothing, is zero where there are none.
+  // Those that start at zero in every step, those of them on a device that no forward graph reads apart. What micro-batches make anew, and
+  // add to nothing, is zero where there are none.
   std::vector<RuntimeValue*> zeros_, late_zeros_, made_anew_;
-  std::shared_ptr<DeviceEvent> before_clearing_,
-      clearing_;  // the beginning of the step, until clearing begins; its end, until that is awaited
+  bool late_zeros_are_due_ = false;
   std::map<const Action*, std::vector<size_t>> final_states_;  // outputs of the action's stage that nothing writes later in the step
   std::vector<OutputPlace> output_places_;
   std::vector<std::vector<Fetched>> fetched_;                          // [output][micro-batch]; those that do not stay where they are

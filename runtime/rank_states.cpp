@@ -151,25 +151,15 @@ void Rank::begin_states(bool has_samples) {
       std::memset(view.data, 0, view.bytes());
   };
   std::for_each(zeros_.begin(), zeros_.end(), clear);
-  if (!late_zeros_.empty()) before_clearing_ = context_.device->record();
-  if (has_samples) return;
-  std::for_each(made_anew_.begin(), made_anew_.end(), clear);
-  finish_clearing();
+  if (!has_samples) std::for_each(made_anew_.begin(), made_anew_.end(), clear);
+  late_zeros_are_due_ = true;
+  if (pipeline_ > 0 || !has_samples) clear_late_zeros();
 }
 
-// Once a forward graph is on the stream, which leaves the memory time to spare.
-void Rank::begin_clearing() {
-  if (!before_clearing_) return;
-  std::vector<Device::Piece> pieces;
-  for (const RuntimeValue* state : late_zeros_) pieces.push_back({state->tensor.data, state->tensor.bytes()});
-  clearing_ = context_.device->clear_beside(pieces, *before_clearing_);
-  before_clearing_.reset();
-}
-
-void Rank::finish_clearing() {
-  begin_clearing();
-  if (clearing_) context_.device->wait_for(*clearing_);
-  clearing_.reset();
+// The first pipeline rank does so before its first backward graph, for which it waits anyway; the others wait for the first forward graph.
+void Rank::clear_late_zeros() {
+  if (!std::exchange(late_zeros_are_due_, false)) return;
+  for (RuntimeValue* state : late_zeros_) context_.device->clear(state->tensor.data, state->tensor.bytes());
 }
 
 // A new value takes the place of the old one, which nothing reads any more.

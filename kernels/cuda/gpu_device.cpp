@@ -129,12 +129,6 @@ class OpenedGpu : public GpuDevice {
   void clear(void* to, size_t bytes) override {
     if (bytes) FRETSAW_CUDA_CHECK(cudaMemsetAsync(to, 0, bytes, stream_));
   }
-  std::shared_ptr<DeviceEvent> clear_beside(const std::vector<Piece>& pieces, DeviceEvent& ready) override {
-    FRETSAW_CUDA_CHECK(cudaStreamWaitEvent(fetch_stream_, static_cast<GpuEvent&>(ready).event));
-    for (const Piece& piece : pieces)
-      if (piece.bytes) FRETSAW_CUDA_CHECK(cudaMemsetAsync(piece.memory, 0, piece.bytes, fetch_stream_));
-    return record_on(fetch_stream_, false);
-  }
   void make_random(void* to, const RandomWeights& weights) override { cuda::make_random(to, weights, stream_); }
   void reorder(const TensorView& from, const TensorView& to) override { cuda::reorder(from, to, stream_); }
   void synchronize() override {

@@ -22,7 +22,8 @@ double no_time() {
 // next = a + x, of which the program says that it stays where a lies; `more` adds nodes.
 class OneState {
  public:
-  explicit OneState(const std::function<void(Model&, Value* a, Value* next)>& more = {}) {
+  explicit OneState(const std::function<void(Model&, Value* a, Value* next)>& more = {},
+                    std::shared_ptr<Device> device = std::make_shared<HostBackedDevice>()) {
     model_ = new_model();
     Graph& g = *model_->graph;
     Value* a = add_input(*model_, "a", DType::float32, {kCount});
@@ -31,7 +32,7 @@ class OneState {
     g.outputs = {next};
     if (more) more(*model_, a, next);
     infer_shapes(*model_);
-    context_.device = std::make_shared<HostBackedDevice>();
+    context_.device = std::move(device);
     context_.device_memory = std::make_unique<RankMemory>(context_.device.get());
     context_.now_us = no_time;
     cache_ = std::make_unique<ProgramCache>(model_, g.inputs, false);
@@ -149,6 +150,56 @@ TEST(BoundStates, OtherOperatorsAreNotMadeInPlace) {
   const std::vector<float> got = elements<float>(one.state());
   for (size_t i = 0; i < wanted.size(); ++i) EXPECT_NEAR(got[i], wanted[i], 1e-4) << i;
   EXPECT_FALSE(one.in_place());
+}
+
+// ScatterElements is no elementwise operator; this device's adds 1 to the data, and says whether it may write over them.
+class AddingDevice : public HostBackedDevice {
+ public:
+  explicit AddingDevice(bool writes_over) {
+    for (const auto& [key, record] : HostBackedDevice::kernels().all()) {
+      KernelRecord own = record;
+      if (own.op == "ScatterElements") own.make = writes_over ? make<0> : make<kOverwriteNone>;
+      registry_.add(own);
+    }
+  }
+  const KernelRegistry& kernels() const override { return registry_; }
+
+ private:
+  template <int kOverwrites>
+  static CompiledKernel make(const CompileContext&) {
+    CompiledKernel kernel;
+    kernel.overwrites = kOverwrites;
+    kernel.capturable = false;
+    kernel.run = [](RunContext& r) {
+      const TensorView& data = r.input(0);
+      const TensorView& y = r.output(0, data.dims, data.dtype);
+      for (int64_t i = 0; i < data.count(); ++i) y.as<float>()[i] = data.as<float>()[i] + 1;
+    };
+    return kernel;
+  }
+  KernelRegistry registry_;
+};
+
+TEST(BoundStates, AKernelThatMayWriteOverTheStateDoesSo) {
+  for (const bool reads_it_twice : {false, true}) {
+    for (const bool writes_over : {true, false}) {
+      OneState one(
+          [&](Model& m, Value* a, Value*) {
+            Value* places = m.graph->add_constant("places", make_int64s(std::vector<int64_t>(kCount, 0)));
+            Value* updates = reads_it_twice ? a : m.graph->add_constant("updates", floats({kCount}, noise(kCount, 3)));
+            m.graph->outputs[0] = add_node(*m.graph, "ScatterElements", {a, places, updates}, "scattered");
+          },
+          std::make_shared<AddingDevice>(writes_over));
+      const RuntimeValue x = float_value({kCount}, noise(kCount, 2));
+      std::vector<float> wanted = noise(kCount, 1);
+      for (int run = 0; run < 3; ++run) {
+        one.run(x);
+        for (float& number : wanted) number += 1;
+        EXPECT_EQ(elements<float>(one.state()), wanted) << run;
+      }
+      EXPECT_EQ(one.in_place(), writes_over && !reads_it_twice) << writes_over << reads_it_twice;
+    }
+  }
 }
 
 TEST(BoundStates, OutputsThatAreHandedOverLieInMemoryOfTheirOwn) {

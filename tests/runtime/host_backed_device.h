@@ -52,10 +52,6 @@ class HostBackedDevice : public Device {
   void clear(void* to, size_t bytes) override {
     if (bytes) std::memset(to, 0, bytes);
   }
-  std::shared_ptr<DeviceEvent> clear_beside(const std::vector<Piece>& pieces, DeviceEvent&) override {
-    for (const Piece& piece : pieces) clear(piece.memory, piece.bytes);
-    return record(false);
-  }
   void make_random(void*, const RandomWeights&) override { throw Error("a device of the tests makes no random weights"); }
   void reorder(const TensorView& from, const TensorView& to) override {
     TensorView made = to;
