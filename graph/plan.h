@@ -111,6 +111,10 @@ struct WritePlanOptions {
 };
 // What a schedule of this plan must respect: which stages need values from which, and which pipeline rank runs each.
 ScheduleProblem schedule_problem(const Plan& plan);
+// Whether the pipeline rank has done its part of a step before later ranks have, and would wait for them: its update can be made
+// meanwhile, and is taken back where it turns out that there should be none (Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section
+// 4, where all of the next step's beginning is taken back; here ranks agree before it begins).
+bool updates_ahead(const Plan& plan, int pipeline_rank);
 // Writes the folder under a temporary name and renames it: plan.json, one model file for each graph with its weights in one external file
 // beside it, states.onnx with the states' first values, annotated.onnx, whole.onnx. Weights are streamed from the files they are mapped
 // from. An existing folder is refused, or with `overwrite` replaced when it is a plan or empty.

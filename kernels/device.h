@@ -62,6 +62,7 @@ class Device {
   virtual void make_random(void* to, const RandomWeights& weights) = 0;    // the same numbers as on the host
   virtual void reorder(const TensorView& from, const TensorView& to) = 0;  // between the layouts plain and nhwc
   virtual void synchronize() = 0;                                          // waits for all work; throws when some of it failed
+  virtual void synchronize(DeviceEvent& until) = 0;                        // likewise for the work before that point
 
   virtual std::shared_ptr<DeviceEvent> record(bool timed = false) = 0;
   virtual void wait_for(DeviceEvent& event) = 0;  // the stream's later work waits; the host does not

@@ -40,6 +40,20 @@ void note_open_sizes(const DimSizes& sizes, Plan& plan) {
     plan.notes.push_back(fmt::format("memory is counted with 1 for what is not known: {}; data or --shape say it", fmt::join(open, ", ")));
 }
 
+namespace {
+
+// Of what an update that may be taken back has twice: all that it makes but roundings of it.
+int64_t bytes_of_second_places(const Plan& plan, const Graph& update, const std::map<std::string, int64_t>& state_bytes) {
+  std::set<std::string> made;
+  for (const Value* v : update.outputs) made.insert(v->name);
+  int64_t bytes = 0;
+  for (const PlanState& state : plan.states)
+    if (state.rounded_from.empty() && made.contains(kStateOutput + state.name)) bytes += state_bytes.at(kStateInput + state.name);
+  return bytes;
+}
+
+}  // namespace
+
 int64_t bytes_of_fullest_rank(const Plan& plan, const DimSizes& sizes) {
   std::map<std::string, int64_t> state_bytes;
   for (const PlanState& state : plan.states) state_bytes[kStateInput + state.name] = type_bytes(part_type(state.type, state.parts, {}));
@@ -58,6 +72,8 @@ int64_t bytes_of_fullest_rank(const Plan& plan, const DimSizes& sizes) {
       }
     for (const PlanGraph& g : plan.graphs) {
       if (!own.contains(g.stage)) continue;
+      if (g.kind == "update" && updates_ahead(plan, static_cast<int>(p)))
+        held += bytes_of_second_places(plan, *g.model->graph, state_bytes);
       for (const Value* v : g.model->graph->inputs)
         if (const auto state = state_bytes.find(v->name); state != state_bytes.end() && states.insert(v->name).second)
           held += state->second;

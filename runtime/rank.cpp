@@ -85,6 +85,7 @@ Rank::Rank(std::shared_ptr<const Plan> plan, const SessionOptions& options, int 
 
 // What a failed step left under way goes to memory that is about to go.
 Rank::~Rank() {
+  if (!updating_.empty()) end_device_work();
   for (Fetched& fetched : abandoned_) {
     try {
       fetched.end->wait();
@@ -181,7 +182,8 @@ Rank::Stage& Rank::stage(int number) {
 void Rank::run_step(const StepInputs& step, Communicator& communicator) {
   double start_us = context_.now_us();
   allocations_before_ = allocations();
-  if (!step.update) busy_us_ = 0, step_us_ = 0;  // an update belongs to the step before
+  if (!step.update) busy_us_ = 0, step_us_ = 0, updating_.clear();  // an update belongs to the step before
+  if (!step.update && squared_sum_.end) abandoned_.push_back(std::exchange(squared_sum_, {}));
   context_.communication.clear();
   if (!step.update) context_.events.clear();  // an update is traced behind its step
   if (context_.device) context_.device->use();
@@ -191,14 +193,29 @@ void Rank::run_step(const StepInputs& step, Communicator& communicator) {
   const bool has_samples = !step.batches.parts[static_cast<size_t>(data_)].empty();
   if (!step.update && reduction_) reduction_->begin();
   if (!step.update) begin_states(has_samples);
+  std::shared_ptr<DeviceEvent> results;  // when the step's are there; null: when all is done
   for (const Action& action : *actions_) {
     running_stage_ = action.stage;
-    const bool once = action.kind == Action::Kind::reduce || action.kind == Action::Kind::step;
-    if (once && step.update == (action.kind == Action::Kind::step)) do_once(action, step, communicator);
-    if (!once && !step.update && has_samples) do_micro_batch(action, step, communicator);
+    if (action.kind == Action::Kind::step) {
+      const bool is_made = ahead_ && ahead_->stand == Ahead::Stand::made;
+      if (step.update ? is_made : !step.update_ahead || !ahead_) continue;
+      const size_t runs_before = context_.device_runs.size();
+      if (context_.device && !context_.trace) results = context_.device->record();
+      make_update(action, step, communicator);
+      const auto begin = context_.device_runs.begin() + static_cast<std::ptrdiff_t>(runs_before);
+      if (results) updating_.assign(std::make_move_iterator(begin), std::make_move_iterator(context_.device_runs.end()));
+      if (results) context_.device_runs.erase(begin, context_.device_runs.end());
+    } else if (step.update) {
+      continue;
+    } else if (action.kind == Action::Kind::reduce) {
+      do_once(action, step, communicator);
+    } else if (has_samples) {
+      do_micro_batch(action, step, communicator);
+    }
   }
+  if (step.update) settle_update();
   running_stage_ = -1;
-  finish_step();
+  finish_step(results.get());
   if (!step.update) ++steps_run_;
   step_us_ += context_.now_us() - start_us;
 }
@@ -305,11 +322,11 @@ void Rank::do_free(const Action& action) {
   }
 }
 
-void Rank::finish_step() {
+void Rank::finish_step(DeviceEvent* results) {
   let_go_of_parcels(/*wait=*/true);
   for (auto& [request, owner] : sending_) request->wait();
   sending_.clear();
-  if (context_.device) finish_on_device();
+  if (context_.device) finish_on_device(results);
   for (auto& stage : stages_) {
     for (MicroBatch& slot : stage->micro_batches) {
       for (RuntimeValue& value : slot.inputs) clear(value);
@@ -395,8 +412,13 @@ RankReport Rank::report() const {
     if (!program) continue;
     for (const HostFallback& f : program->fallbacks) report.host_nodes.push_back(f.node + " (" + f.op + "): " + f.reason);
   }
-  report.busy_ms = busy_us_ / 1e3;
-  report.busy_share = step_us_ > 0 ? busy_us_ / step_us_ : 0;
+  double busy_us = busy_us_;
+  for (const DeviceSpan& run : updating_) {
+    run.end->wait();
+    busy_us += run.end->us_since(*run.begin);
+  }
+  report.busy_ms = busy_us / 1e3;
+  report.busy_share = step_us_ > 0 ? busy_us / step_us_ : 0;
   return report;
 }
 

@@ -25,6 +25,7 @@ struct StepInputs {
   StepBatches batches;
   WholeOutputs* wholes = nullptr;  // where parts of the plan's outputs go; null: they stay apart
   bool update = false;             // what is done once, after all micro-batches: the updates of parameters
+  bool update_ahead = false;       // ranks that would wait for others at the end of the step make theirs meanwhile
 };
 
 class Rank {
@@ -41,7 +42,8 @@ class Rank {
        OnDevice on_device = {});
   ~Rank();
 
-  // The plan's outputs are on the host when it returns.
+  // The plan's outputs are on the host when it returns. A device may still be making the rank's update: what is asked of the rank next
+  // waits for it, and what fails there shows then.
   void run_step(const StepInputs& step, Communicator& communicator);
   // Of a later step to the device, while this one runs; from another thread. Not before the first steps have taken the memory they need.
   void stage_inputs(const StepInputs& step);
@@ -57,6 +59,8 @@ class Rank {
   // What the rank keeps from step to step (PlanState), while no step runs. Its part is read on the host; it is set from the whole. Absent,
   // and no effect, where the rank does not keep it.
   RuntimeValue state(const std::string& name);
+  bool updates_ahead() const { return ahead_ != nullptr; }
+  void take_back_update();  // that this step made ahead; no effect where it made none
   void set_state(const PlanState& state, const RuntimeValue& whole);
   std::map<std::string, int> coordinates() const { return {{"data", data_}, {"pipeline", pipeline_}, {"tensor", tensor_}}; }
 
@@ -127,6 +131,9 @@ class Rank {
   int wire_tag(const Route& route, int micro_batch) const { return route.tag * plan_->micro_batches + micro_batch; }
 
   void add_states();
+  void add_ahead(Stage& update);
+  void make_update(const Action& action, const StepInputs& step, Communicator& communicator);
+  void settle_update();
   void place_together(const Graph& reduce);
   void begin_states(bool has_samples);
   void clear_late_zeros();
@@ -147,13 +154,13 @@ class Rank {
   void align_clocks();  // of the device and the trace
   void place_outputs(Stage& stage, int micro_batch, const StepInputs& step);
   void fetch(Fetched& fetched, const RuntimeValue& value);
-  void finish_on_device();
+  void finish_on_device(DeviceEvent* results);
   void gather_arguments(Stage& stage, int micro_batch, const StepInputs& step);
   bool advance_receive(Stage& stage, MicroBatch& slot, size_t crossing, int micro_batch, Communicator& communicator, bool wait);
   void advance_posted(Communicator& communicator);
   void finish_receives(Stage& stage, int micro_batch, Communicator& communicator);
   void limit_sends(Communicator& communicator);
-  void finish_step();
+  void finish_step(DeviceEvent* results);
   void warm_pool();
 
   std::shared_ptr<const Plan> plan_;
@@ -164,6 +171,20 @@ class Rank {
   const std::vector<Action>* actions_ = nullptr;
   std::vector<std::unique_ptr<Stage>> stages_;
   std::map<std::string, RuntimeValue> states_;
+  // Of a rank that makes its update before it is known whether the step counts: how its states become again what they were.
+  struct Ahead {
+    struct Other {
+      RuntimeValue* state;
+      RuntimeValue value;
+    };
+    // On a device, of what the update alone reads: the new value goes to the other place, and then the two change places.
+    std::vector<Other> in_turn;
+    std::vector<Other> aside;                                              // a copy; on the host the old value itself
+    std::vector<std::pair<RuntimeValue*, RuntimeValue*>> rounded;          // made anew from what they are rounded from
+    enum class Stand : uint8_t { none, begun, made } stand = Stand::none;  // this step's
+  };
+  std::unique_ptr<Ahead> ahead_;  // null: the update waits for all ranks
+  Fetched squared_sum_;           // of a step that updates ahead: it is to be read while the update runs
   // Those that start at zero in every step, those of them on a device that no forward graph reads apart. What micro-batches make anew, and
   // add to nothing, is zero where there are none.
   std::vector<RuntimeValue*> zeros_, late_zeros_, made_anew_;
@@ -183,6 +204,7 @@ class Rank {
   mutable std::mutex groups_mutex_;
   int64_t weight_bytes_ = 0;
   double busy_us_ = 0, step_us_ = 0;
+  std::vector<DeviceSpan> updating_;  // runs of the last step's update, which nobody has waited for
   int running_stage_ = -1;
   std::atomic<int> steps_run_{0};
   int64_t allocations_before_ = 0;

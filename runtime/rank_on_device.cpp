@@ -102,12 +102,19 @@ void Rank::align_clocks() {
   context_.device_origin_us = context_.now_us();
 }
 
-// Waits for the device and the outputs that are fetched from it, and takes its times.
-void Rank::finish_on_device() {
-  context_.device->synchronize();
+// Waits for the outputs that are fetched from the device, and for all else that it does, or for what it did before `results`; takes its
+// times.
+void Rank::finish_on_device(DeviceEvent* results) {
+  if (results)
+    context_.device->synchronize(*results);
+  else
+    context_.device->synchronize();
   if (context_.staged) context_.staged->forget();
   for (auto& of_output : fetched_) {
-    for (Fetched& fetched : of_output) fetched.end.reset(), fetched.source.reset();
+    for (Fetched& fetched : of_output) {
+      if (fetched.end) fetched.end->wait();
+      fetched.end.reset(), fetched.source.reset();
+    }
   }
   for (const DeviceSpan& run : context_.device_runs) busy_us_ += run.end->us_since(*run.begin);
   for (std::vector<DeviceSpan>* spans : {&context_.device_runs, &context_.device_steps}) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "graph/errors.h"
+#include "graph/training/training_plan.h"
 #include "runtime/rank.h"
 #include "runtime/state_parts.h"
 
@@ -86,6 +87,7 @@ void Rank::add_states() {
   for (auto& stage : stages_) {
     for (const Value* v : stage->model->graph->inputs) stage->state_inputs.push_back(kept(kStateInput, v));
     for (const Value* v : stage->model->graph->outputs) stage->state_outputs.push_back(kept(kStateOutput, v));
+    if (stage->kind == "update" && fretsaw::updates_ahead(*plan_, pipeline_)) add_ahead(*stage);
     if (!context_.device || states_.empty()) continue;
     if (stage->kind == "reduce") place_together(*stage->model->graph);
     BindingSpec binding{.binds = true, .kept = {}};
@@ -182,6 +184,11 @@ RuntimeValue Rank::state(const std::string& name) {
   if (found == states_.end()) return {};
   const TensorView& view = found->second.tensor;
   RuntimeValue copy = make_value(view.dtype, view.dims);
+  if (name == kSquaredSum && squared_sum_.end) {
+    squared_sum_.end->wait();
+    std::memcpy(copy.tensor.data, squared_sum_.value.tensor.data, view.bytes());
+    return copy;
+  }
   if (view.memory == Memory::device) {
     context_.device->use();
     context_.device->download(copy.tensor.data, view.data, view.bytes());

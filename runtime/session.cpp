@@ -180,7 +180,10 @@ struct Session::Impl {
     allocations = count_allocations() - before;
     if (!failure) return;
     for (auto& rank : ranks) {
-      if (can_rejoin) rank->end_device_work();
+      if (can_rejoin) {
+        rank->end_device_work();
+        rank->take_back_update();
+      }
       rank->forget_step();
     }
     wholes->forget();
@@ -238,10 +241,10 @@ Session::~Session() {
   for (auto& worker : impl_->workers) worker.join();
 }
 
-std::vector<RuntimeValue> Session::run(const std::map<std::string, RuntimeValue>& inputs) {
+std::vector<RuntimeValue> Session::run(const std::map<std::string, RuntimeValue>& inputs, bool update_ahead) {
   impl_->step.inputs = check_inputs(*impl_->plan, inputs, impl_->has_default);
   impl_->step.batches = divide_batch(*impl_->plan, impl_->step.inputs);
-  impl_->step.update = false;
+  impl_->step.update = false, impl_->step.update_ahead = update_ahead;
   impl_->run_ranks();
   std::vector<RuntimeValue> outputs;
   for (size_t i = 0; i < impl_->plan->outputs.size(); ++i) outputs.push_back(impl_->output(i));
@@ -261,8 +264,16 @@ void Session::stage(const std::map<std::string, RuntimeValue>& inputs) {
 }
 
 void Session::update() {
-  impl_->step.update = true;
+  impl_->step.update = true, impl_->step.update_ahead = false;
   impl_->run_ranks();
+}
+
+bool Session::updates_ahead() const {
+  return std::any_of(impl_->ranks.begin(), impl_->ranks.end(), [](const auto& rank) { return rank->updates_ahead(); });
+}
+
+void Session::take_back_updates() {
+  for (auto& rank : impl_->ranks) rank->take_back_update();
 }
 
 std::vector<RuntimeValue> Session::states(const std::string& name) const {

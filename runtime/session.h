@@ -62,13 +62,18 @@ class Session {
 
   // Inputs by the source model's names, whole batches; an input with a default may be left out. Outputs in the source's order. Throws
   // Error naming the input that is missing or has the wrong type or rank, or rank, stage, node and cause of what failed.
-  std::vector<RuntimeValue> run(const std::map<std::string, RuntimeValue>& inputs);
+  // `update_ahead`: ranks that would wait for others at the end of the step make their update meanwhile (graph/plan.h: updates_ahead).
+  // What it takes must be set before; `update` or `take_back_updates` follows.
+  std::vector<RuntimeValue> run(const std::map<std::string, RuntimeValue>& inputs, bool update_ahead = false);
   // For ranks on devices: brings inputs there ahead of the `run` that is given the same values, beside the one before it. Called from one
   // thread, which may be another than `run`'s; returns when they are there. Nothing is staged of what `run` will refuse, or for want of
   // memory.
   void stage(const std::map<std::string, RuntimeValue>& inputs);
-  // Of a plan that trains, after `run`: every rank's update graphs.
+  // Of a plan that trains, after `run`: every rank's update graphs, but of those that have made theirs. Ranks on devices may still be at it
+  // when it returns; what is asked of them next waits for it, and what fails there shows then.
   void update();
+  bool updates_ahead() const;  // whether some rank can
+  void take_back_updates();    // that `run` made ahead: what ranks keep is again as it was
   // What ranks keep under a name (PlanState), on the host and whole, put together from the ranks' parts; absent where no rank keeps it.
   RuntimeValue state(const std::string& name) const;
   // What the first data and tensor rank of each pipeline rank keeps under it.

@@ -37,6 +37,10 @@ GraphNumbers graph_numbers(const Plan& plan) {
   return numbers;
 }
 
+bool updates_ahead(const Plan& plan, int pipeline_rank) {
+  return plan.schedule.name == "zero-bubble-h2" && pipeline_rank + 1 < plan.mesh.pipeline && !plan.states.empty();
+}
+
 ScheduleProblem schedule_problem(const Plan& plan) {
   const GraphNumbers numbers = graph_numbers(plan);
   ScheduleProblem problem;

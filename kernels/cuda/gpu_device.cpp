@@ -137,6 +137,10 @@ class OpenedGpu : public GpuDevice {
     FRETSAW_CUDA_CHECK(cudaStreamSynchronize(fetch_stream_));
     faults_->check();
   }
+  void synchronize(DeviceEvent& until) override {
+    until.wait();
+    faults_->check();
+  }
 
   std::shared_ptr<DeviceEvent> record(bool timed) override { return record_on(stream_, timed); }
   void wait_for(DeviceEvent& event) override { FRETSAW_CUDA_CHECK(cudaStreamWaitEvent(stream_, static_cast<GpuEvent&>(event).event)); }

@@ -1,6 +1,7 @@
 // Training steps of a plan.
 #include "runtime/training/trainer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -98,7 +99,10 @@ StepResult Trainer::step(const Batch& batch, double learning_rate) {
   const double seed = scale_.seed(losses_in(batch));
   if (plan_.scales_loss) session_->set_state(kLossScale, scalar(DType::float32, static_cast<float>(seed)));
   if (plan_.draws_masks) session_->set_state(kRandomCounter, scalar(DType::int64, counter_++));
-  const std::vector<RuntimeValue> outputs = session_->run(batch);
+  const std::optional<double> expected = expected_divisor(batch);
+  const auto expected_scale = static_cast<float>(gradient_scale(0, expected.value_or(1) * (plan_.scales_loss ? seed : 1), options_.clip));
+  if (expected) set_numbers(learning_rate, expected_scale);
+  const std::vector<RuntimeValue> outputs = session_->run(batch, /*update_ahead=*/expected.has_value());
   StepResult result;
   result.count = static_cast<int64_t>(number_in(output_named(*plan_.plan, outputs, plan_.loss_count)));
   divisor_ = loss_divisor(options_.loss, result.count);
@@ -108,12 +112,36 @@ StepResult Trainer::step(const Batch& batch, double learning_rate) {
   result.gradient_norm = std::sqrt(squares) / divisor_;
   result.skipped = !std::isfinite(result.loss) || !std::isfinite(squares);
   scale_.step(!result.skipped);
+  const auto scale = static_cast<float>(gradient_scale(squares, divisor_, options_.clip));
+  const bool is_as_expected = !result.skipped && expected && scale == expected_scale;
+  if (!is_as_expected) session_->take_back_updates();
+  last_ = {losses_in(batch), result.count, !result.skipped && scale == static_cast<float>(gradient_scale(0, divisor_, options_.clip))};
   if (result.skipped) return result;
-  session_->set_state(kLearningRate, scalar(DType::float32, static_cast<float>(learning_rate)));
-  session_->set_state(kStep, scalar(DType::int64, ++updates_));
-  session_->set_state(kScale, scalar(DType::float32, static_cast<float>(gradient_scale(squares, divisor_, options_.clip))));
+  if (!is_as_expected) set_numbers(learning_rate, scale);
+  ++updates_;
   session_->update();
   return result;
+}
+
+// What the gradients of the batch will be divided by, as far as that can be told before: null where ranks had better not update ahead.
+std::optional<double> Trainer::expected_divisor(const Batch& batch) const {
+  if (!session_->updates_ahead() || !last_.is_plain) return {};
+  int64_t count = last_.count;
+  const auto target = batch.find(plan_.target);
+  if (options_.loss.ignore_index && target != batch.end() && target->second.tensor.dtype == DType::int64) {
+    const auto* classes = target->second.tensor.as<int64_t>();
+    const int64_t ignored = std::count(classes, classes + target->second.tensor.count(), *options_.loss.ignore_index);
+    count = target->second.tensor.count() - ignored;
+  } else if (losses_in(batch) != last_.losses) {
+    return {};
+  }
+  return loss_divisor(options_.loss, count);
+}
+
+void Trainer::set_numbers(double learning_rate, float scale) {
+  session_->set_state(kLearningRate, scalar(DType::float32, static_cast<float>(learning_rate)));
+  session_->set_state(kStep, scalar(DType::int64, updates_ + 1));
+  session_->set_state(kScale, scalar(DType::float32, scale));
 }
 
 // Every parameter lies on one pipeline rank; the data and tensor ranks have added theirs up.

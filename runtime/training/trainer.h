@@ -2,6 +2,7 @@
 #pragma once
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -55,6 +56,8 @@ class Trainer {
  private:
   void check_batch(const Batch& batch) const;
   int64_t losses_in(const Batch& batch) const;
+  std::optional<double> expected_divisor(const Batch& batch) const;
+  void set_numbers(double learning_rate, float scale);
   double squared_sum() const;
 
   TrainingPlan plan_;
@@ -64,6 +67,13 @@ class Trainer {
   int64_t counter_ = 0;  // of random numbers: by the seed, and the steps made
   int64_t updates_ = 0;
   double divisor_ = 1;  // of the last step's gradients
+  // Of the last step, for the next one: how many losses its batch had, how many counted, and whether it changed parameters by the whole
+  // gradient.
+  struct Last {
+    int64_t losses = 0, count = 0;
+    bool is_plain = false;
+  };
+  Last last_;
 };
 
 // The model as it was read, with the trained values in place of its own, and BatchNormalization and Dropout as in inference.

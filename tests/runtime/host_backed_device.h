@@ -58,6 +58,7 @@ class HostBackedDevice : public Device {
     fretsaw::reorder(from, made);
   }
   void synchronize() override {}
+  void synchronize(DeviceEvent&) override {}
 
   std::shared_ptr<DeviceEvent> record(bool) override { return std::make_shared<Over>(); }
   void wait_for(DeviceEvent&) override {}
