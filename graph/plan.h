@@ -76,6 +76,7 @@ struct PlanState {
   std::vector<Part> parts;        // what a rank keeps of it; each cuts what the one before leaves. Empty: all of it
   std::string rounded_from = "";  // it is always that state, of the same shape, rounded to this one's type; "": none
 };
+bool same_parts(const PlanState& a, const PlanState& b);  // whether ranks keep the same part of both
 inline constexpr const char *kStateInput = "state:", *kStateOutput = "next:";
 
 struct StageEstimate {

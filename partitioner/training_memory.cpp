@@ -42,13 +42,21 @@ void note_open_sizes(const DimSizes& sizes, Plan& plan) {
 
 namespace {
 
-// Of what an update that may be taken back has twice: all that it makes but roundings of it.
-int64_t bytes_of_second_places(const Plan& plan, const Graph& update, const std::map<std::string, int64_t>& state_bytes) {
+// Of what the updates of a pipeline rank have twice where they may be taken back: all that they make but roundings that can be made again
+// from what lies on the same rank.
+int64_t bytes_of_second_places(const Plan& plan, const std::set<int>& own, const std::map<std::string, int64_t>& state_bytes) {
   std::set<std::string> made;
-  for (const Value* v : update.outputs) made.insert(v->name);
+  for (const PlanGraph& g : plan.graphs) {
+    if (g.kind != "update" || !own.contains(g.stage)) continue;
+    for (const Value* v : g.model->graph->outputs) made.insert(v->name);
+  }
+  std::map<std::string, const PlanState*> states;
+  for (const PlanState& state : plan.states) states[state.name] = &state;
   int64_t bytes = 0;
-  for (const PlanState& state : plan.states)
-    if (state.rounded_from.empty() && made.contains(kStateOutput + state.name)) bytes += state_bytes.at(kStateInput + state.name);
+  for (const auto& [name, state] : states) {
+    const bool is_made_again = !state->rounded_from.empty() && same_parts(*state, *states.at(state->rounded_from));
+    if (!is_made_again && made.contains(kStateOutput + name)) bytes += state_bytes.at(kStateInput + name);
+  }
   return bytes;
 }
 
@@ -72,8 +80,6 @@ int64_t bytes_of_fullest_rank(const Plan& plan, const DimSizes& sizes) {
       }
     for (const PlanGraph& g : plan.graphs) {
       if (!own.contains(g.stage)) continue;
-      if (g.kind == "update" && updates_ahead(plan, static_cast<int>(p)))
-        held += bytes_of_second_places(plan, *g.model->graph, state_bytes);
       for (const Value* v : g.model->graph->inputs)
         if (const auto state = state_bytes.find(v->name); state != state_bytes.end() && states.insert(v->name).second)
           held += state->second;
@@ -82,6 +88,7 @@ int64_t bytes_of_fullest_rank(const Plan& plan, const DimSizes& sizes) {
       };
       working = std::max(working, peak_activation_bytes(*with_sizes(*g.model, sizes).graph, elsewhere));
     }
+    if (updates_ahead(plan, static_cast<int>(p))) held += bytes_of_second_places(plan, own, state_bytes);
     most = std::max(most, held + working + simulation.ranks[p].peak_kept_bytes);
   }
   return most;

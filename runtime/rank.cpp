@@ -85,7 +85,6 @@ Rank::Rank(std::shared_ptr<const Plan> plan, const SessionOptions& options, int 
 
 // What a failed step left under way goes to memory that is about to go.
 Rank::~Rank() {
-  if (!updating_.empty()) end_device_work();
   for (Fetched& fetched : abandoned_) {
     try {
       fetched.end->wait();
@@ -182,7 +181,9 @@ Rank::Stage& Rank::stage(int number) {
 void Rank::run_step(const StepInputs& step, Communicator& communicator) {
   double start_us = context_.now_us();
   allocations_before_ = allocations();
-  if (!step.update) busy_us_ = 0, step_us_ = 0, updating_.clear();  // an update belongs to the step before
+  if (step.update && has_updated_ahead()) return settle_update();
+  if (!step.update) take_back_update();                                                   // of a step that nobody has brought to its end
+  if (!step.update) busy_us_ = 0, step_us_ = 0, updated_ = std::exchange(updating_, {});  // an update belongs to the step before
   if (!step.update && squared_sum_.end) abandoned_.push_back(std::exchange(squared_sum_, {}));
   context_.communication.clear();
   if (!step.update) context_.events.clear();  // an update is traced behind its step
@@ -197,8 +198,7 @@ void Rank::run_step(const StepInputs& step, Communicator& communicator) {
   for (const Action& action : *actions_) {
     running_stage_ = action.stage;
     if (action.kind == Action::Kind::step) {
-      const bool is_made = ahead_ && ahead_->stand == Ahead::Stand::made;
-      if (step.update ? is_made : !step.update_ahead || !ahead_) continue;
+      if (!step.update && !(step.update_ahead && ahead_)) continue;
       const size_t runs_before = context_.device_runs.size();
       if (context_.device && !context_.trace) results = context_.device->record();
       make_update(action, step, communicator);
@@ -213,7 +213,6 @@ void Rank::run_step(const StepInputs& step, Communicator& communicator) {
       do_micro_batch(action, step, communicator);
     }
   }
-  if (step.update) settle_update();
   running_stage_ = -1;
   finish_step(results.get());
   if (!step.update) ++steps_run_;
@@ -361,6 +360,12 @@ const RuntimeValue* Rank::output(size_t index, int micro_batch) const {
   return &stages_[static_cast<size_t>(place.stage)]->micro_batches[static_cast<size_t>(micro_batch)].outputs[place.place];
 }
 
+void Rank::finish_update() {
+  if (!context_.device) return;
+  context_.device->use();
+  context_.device->synchronize();
+}
+
 void Rank::end_device_work() {
   if (!context_.device) return;
   try {
@@ -412,13 +417,8 @@ RankReport Rank::report() const {
     if (!program) continue;
     for (const HostFallback& f : program->fallbacks) report.host_nodes.push_back(f.node + " (" + f.op + "): " + f.reason);
   }
-  double busy_us = busy_us_;
-  for (const DeviceSpan& run : updating_) {
-    run.end->wait();
-    busy_us += run.end->us_since(*run.begin);
-  }
-  report.busy_ms = busy_us / 1e3;
-  report.busy_share = step_us_ > 0 ? busy_us / step_us_ : 0;
+  report.busy_ms = busy_us_ / 1e3;
+  report.busy_share = step_us_ > 0 ? busy_us_ / step_us_ : 0;
   return report;
 }
 

@@ -43,7 +43,7 @@ class Rank {
   ~Rank();
 
   // The plan's outputs are on the host when it returns. A device may still be making the rank's update: what is asked of the rank next
-  // waits for it, and what fails there shows then.
+  // waits for it, and what fails there shows then. Its time counts to the next step's.
   void run_step(const StepInputs& step, Communicator& communicator);
   // Of a later step to the device, while this one runs; from another thread. Not before the first steps have taken the memory they need.
   void stage_inputs(const StepInputs& step);
@@ -52,6 +52,7 @@ class Rank {
   // The plan's output `index` of a micro-batch after a step; null where another rank makes it.
   const RuntimeValue* output(size_t index, int micro_batch) const;
   void forget_step();      // lets go of the last step's values
+  void finish_update();    // returns when it is made
   void end_device_work();  // of a step that failed: waits for its copies, and takes no notice of what its kernels report
   void leave_groups();     // their communicator is gone; the next step makes new ones
   void stop_reduction();   // after a failed step whose communicators were aborted: returns when nothing runs beside any more
@@ -60,6 +61,7 @@ class Rank {
   // and no effect, where the rank does not keep it.
   RuntimeValue state(const std::string& name);
   bool updates_ahead() const { return ahead_ != nullptr; }
+  bool has_updated_ahead() const { return ahead_ && ahead_->stand != Ahead::Stand::none; }  // and not all ranks have agreed yet
   void take_back_update();  // that this step made ahead; no effect where it made none
   void set_state(const PlanState& state, const RuntimeValue& whole);
   std::map<std::string, int> coordinates() const { return {{"data", data_}, {"pipeline", pipeline_}, {"tensor", tensor_}}; }
@@ -204,7 +206,7 @@ class Rank {
   mutable std::mutex groups_mutex_;
   int64_t weight_bytes_ = 0;
   double busy_us_ = 0, step_us_ = 0;
-  std::vector<DeviceSpan> updating_;  // runs of the last step's update, which nobody has waited for
+  std::vector<DeviceSpan> updating_, updated_;  // runs of the last update, which nobody has waited for; of the one before the step at hand
   int running_stage_ = -1;
   std::atomic<int> steps_run_{0};
   int64_t allocations_before_ = 0;

@@ -11,16 +11,6 @@
 #include "runtime/state_parts.h"
 
 namespace fretsaw {
-namespace {
-
-bool same_parts(const PlanState& a, const PlanState& b) {
-  return std::equal(a.parts.begin(), a.parts.end(), b.parts.begin(), b.parts.end(), [](const PlanState::Part& x, const PlanState::Part& y) {
-    return x.axis == y.axis && x.dim == y.dim && x.cut == y.cut;
-  });
-}
-
-}  // namespace
-
 // What micro-batches read stays where it is: their graphs are captured with its address.
 void Rank::add_ahead(Stage& update) {
   ahead_ = std::make_unique<Ahead>();
@@ -66,7 +56,8 @@ void Rank::make_update(const Action& action, const StepInputs& step, Communicato
       else
         value = *state;
     }
-    if (const auto sum = states_.find(kSquaredSum); context_.device && sum != states_.end()) {
+    const auto sum = states_.find(kSquaredSum);
+    if (sum != states_.end() && sum->second.tensor.memory == Memory::device) {
       const TensorView& view = sum->second.tensor;
       make_pooled(*context_.pinned, squared_sum_.value, view.dtype, view.dims);
       fetch(squared_sum_, sum->second);
@@ -80,22 +71,21 @@ void Rank::make_update(const Action& action, const StepInputs& step, Communicato
 
 // All ranks have agreed to it.
 void Rank::settle_update() {
-  if (!ahead_) return;
   ahead_->stand = Ahead::Stand::none;
   if (context_.device) return;
   for (auto& [state, value] : ahead_->aside) clear(value);
 }
 
 void Rank::take_back_update() {
-  if (!ahead_ || ahead_->stand == Ahead::Stand::none) return;
-  const bool is_made = std::exchange(ahead_->stand, Ahead::Stand::none) == Ahead::Stand::made;
+  if (!has_updated_ahead()) return;
+  if (std::exchange(ahead_->stand, Ahead::Stand::begun) == Ahead::Stand::made)
+    for (auto& [state, value] : ahead_->in_turn) std::swap(*state, value);
   if (!context_.device) {
     for (auto& [state, value] : ahead_->aside) *state = std::exchange(value, {});
+    ahead_->stand = Ahead::Stand::none;
     return;
   }
   context_.device->use();
-  for (auto& [state, value] : ahead_->in_turn)
-    if (is_made) std::swap(*state, value);
   for (auto& [state, value] : ahead_->aside) context_.device->copy(state->tensor.data, value.tensor.data, value.tensor.bytes());
   for (const auto& [state, from] : ahead_->rounded) {
     RuntimeValue wide = make_value(from->tensor.dtype, from->tensor.dims);
@@ -103,6 +93,7 @@ void Rank::take_back_update() {
     const RuntimeValue narrow = fretsaw::rounded(wide, state->tensor.dtype);
     context_.device->upload(state->tensor.data, narrow.tensor.data, narrow.tensor.bytes());
   }
+  ahead_->stand = Ahead::Stand::none;
 }
 
 }  // namespace fretsaw

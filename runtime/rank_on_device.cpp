@@ -116,7 +116,9 @@ void Rank::finish_on_device(DeviceEvent* results) {
       fetched.end.reset(), fetched.source.reset();
     }
   }
-  for (const DeviceSpan& run : context_.device_runs) busy_us_ += run.end->us_since(*run.begin);
+  for (const auto* runs : {&updated_, &context_.device_runs})
+    for (const DeviceSpan& run : *runs) busy_us_ += run.end->us_since(*run.begin);
+  updated_.clear();
   for (std::vector<DeviceSpan>* spans : {&context_.device_runs, &context_.device_steps}) {
     for (DeviceSpan& span : *spans) {
       if (!context_.trace) break;

@@ -58,6 +58,7 @@ struct Session::Impl {
   bool can_rejoin = true;     // false: the devices' communicators were aborted, and no new ones can be made
   int64_t allocations = 0;
   std::exception_ptr failure;  // the first of the step
+  bool states_differ = false;  // a failed step has left some ranks' states updated
 
   const PlanState& state_named(const std::string& name) const {
     for (const PlanState& state : plan->states)
@@ -180,15 +181,28 @@ struct Session::Impl {
     allocations = count_allocations() - before;
     if (!failure) return;
     for (auto& rank : ranks) {
-      if (can_rejoin) {
-        rank->end_device_work();
-        rank->take_back_update();
-      }
+      if (can_rejoin) rank->end_device_work();
+      take_back_update(*rank);
       rank->forget_step();
     }
     wholes->forget();
     if (group.mailbox) group.mailbox->clear();  // its parcels' memory is their senders'
     std::rethrow_exception(std::exchange(failure, nullptr));
+  }
+
+  // Of a step that failed. Devices whose ranks can't meet again are not asked for anything more.
+  void take_back_update(Rank& rank) {
+    if (!rank.has_updated_ahead()) return;
+    try {
+      if (!can_rejoin) throw Error("the rank's device was disconnected");
+      rank.take_back_update();
+    } catch (const Error&) {
+      can_rejoin = false, states_differ = true;
+    }
+  }
+  void check_states() const {
+    if (states_differ)
+      throw Error("some ranks had made their update when a step failed, and others had not", "go on from a checkpoint", ErrorCode::device);
   }
 
   int64_t count_allocations() const {
@@ -239,6 +253,9 @@ Session::~Session() {
     return;
   }
   for (auto& worker : impl_->workers) worker.join();
+  // Updates may still be under way, which use what several ranks hold.
+  for (auto& rank : impl_->ranks)
+    if (impl_->can_rejoin) rank->end_device_work();
 }
 
 std::vector<RuntimeValue> Session::run(const std::map<std::string, RuntimeValue>& inputs, bool update_ahead) {
@@ -272,11 +289,16 @@ bool Session::updates_ahead() const {
   return std::any_of(impl_->ranks.begin(), impl_->ranks.end(), [](const auto& rank) { return rank->updates_ahead(); });
 }
 
+void Session::finish_updates() {
+  for (auto& rank : impl_->ranks) rank->finish_update();
+}
+
 void Session::take_back_updates() {
   for (auto& rank : impl_->ranks) rank->take_back_update();
 }
 
 std::vector<RuntimeValue> Session::states(const std::string& name) const {
+  impl_->check_states();
   std::vector<RuntimeValue> found;
   for (const auto& rank : impl_->ranks) {
     if (rank->data() != 0 || rank->tensor() != 0) continue;
@@ -287,6 +309,7 @@ std::vector<RuntimeValue> Session::states(const std::string& name) const {
 }
 
 RuntimeValue Session::state(const std::string& name) const {
+  impl_->check_states();
   const PlanState& state = impl_->state_named(name);
   const auto is_cut_over = [&](const char* axis) {
     return std::any_of(state.parts.begin(), state.parts.end(), [&](const PlanState::Part& part) { return part.axis == axis; });

@@ -72,6 +72,7 @@ class Session {
   // Of a plan that trains, after `run`: every rank's update graphs, but of those that have made theirs. Ranks on devices may still be at it
   // when it returns; what is asked of them next waits for it, and what fails there shows then.
   void update();
+  void finish_updates();       // returns when they are made
   bool updates_ahead() const;  // whether some rank can
   void take_back_updates();    // that `run` made ahead: what ranks keep is again as it was
   // What ranks keep under a name (PlanState), on the host and whole, put together from the ranks' parts; absent where no rank keeps it.

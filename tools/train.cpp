@@ -122,6 +122,7 @@ class TrainingRun {
       if (run_.stopped_by) break;
       checkpoints_.check();
     }
+    finish_updates();
     checkpoints_.finish();
     if (saves_gradients_ && !run_.losses.empty()) std::fprintf(stderr, "note: --save-gradients wrote nothing: every step was skipped\n");
     return std::move(run_);
@@ -161,6 +162,14 @@ class TrainingRun {
                 {"idle_share", idle_share(ranks)}});
     if (saves_gradients_ && !result.skipped) save_gradients(trainer_, settings_.save_gradients), saves_gradients_ = false;
     progress_.step(i + 1, result.loss, rates_.at(i), samples * std::max<int64_t>(settings_.sequence, 1), ranks);
+  }
+
+  // Devices make an update while the next step begins; the last step's is waited for here.
+  void finish_updates() {
+    const auto start = std::chrono::steady_clock::now();
+    trainer_.finish_updates();
+    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
+    if (!run_.times_ms.empty()) run_.times_ms.back() += took.count();
   }
 
   StepResult trained(int64_t i, const Batch& batch) {

@@ -37,6 +37,12 @@ GraphNumbers graph_numbers(const Plan& plan) {
   return numbers;
 }
 
+bool same_parts(const PlanState& a, const PlanState& b) {
+  return std::equal(a.parts.begin(), a.parts.end(), b.parts.begin(), b.parts.end(), [](const PlanState::Part& x, const PlanState::Part& y) {
+    return x.axis == y.axis && x.dim == y.dim && x.cut == y.cut;
+  });
+}
+
 bool updates_ahead(const Plan& plan, int pipeline_rank) {
   return plan.schedule.name == "zero-bubble-h2" && pipeline_rank + 1 < plan.mesh.pipeline && !plan.states.empty();
 }

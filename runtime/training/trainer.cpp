@@ -126,6 +126,7 @@ StepResult Trainer::step(const Batch& batch, double learning_rate) {
 // What the gradients of the batch will be divided by, as far as that can be told before: null where ranks had better not update ahead.
 std::optional<double> Trainer::expected_divisor(const Batch& batch) const {
   if (!session_->updates_ahead() || !last_.is_plain) return {};
+  if (options_.session.detect_anomaly) return {};  // an update of gradients that are not finite would be named
   int64_t count = last_.count;
   const auto target = batch.find(plan_.target);
   if (options_.loss.ignore_index && target != batch.end() && target->second.tensor.dtype == DType::int64) {

@@ -34,7 +34,8 @@ class Trainer {
 
   // One update from one batch, the model's inputs and the loss's target by name.
   StepResult step(const Batch& batch, double learning_rate);
-  int64_t updates() const { return updates_; }  // that were not skipped
+  int64_t updates() const { return updates_; }           // that were not skipped
+  void finish_updates() { session_->finish_updates(); }  // the last one may still be under way on devices; returns when it is made
 
   // On the host. A gradient is that of the last step's loss, before it was clipped. Throws Error for a name that there is not.
   RuntimeValue parameter(const std::string& name) const;  // or a statistic
