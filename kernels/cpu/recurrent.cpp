@@ -162,9 +162,14 @@ void activate_with_slopes(const GateActivation& f, float clip, T* x, T* slopes, 
 template void activate_with_slopes<float>(const GateActivation&, float, float*, float*, int64_t);
 template void activate_with_slopes<double>(const GateActivation&, float, double*, double*, int64_t);
 
-RecurrentSettings read_recurrent(const Node& node, int64_t gates, const std::vector<std::string>& defaults) {
+RecurrentSettings read_recurrent(const Node& node) {
+  const bool lstm = node.op.starts_with("LSTM"), gru = node.op.starts_with("GRU");
+  // The activations of one direction.
+  const std::vector<std::string> defaults = lstm  ? std::vector<std::string>{"Sigmoid", "Tanh", "Tanh"}
+                                            : gru ? std::vector<std::string>{"Sigmoid", "Tanh"}
+                                                  : std::vector<std::string>{"Tanh"};
   RecurrentSettings s;
-  s.gates = gates;
+  s.gates = lstm ? 4 : gru ? 3 : 1;
   const std::string direction = node.get_string("direction", "forward");
   require(direction == "forward" || direction == "reverse" || direction == "bidirectional", "an unknown direction",
           "use forward, reverse or bidirectional");

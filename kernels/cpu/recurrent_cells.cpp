@@ -89,19 +89,19 @@ void rnn_cell(const RecurrentSettings& s, const RecurrentShape& shape, const std
 }
 
 CompiledKernel make_lstm_plain(const CompileContext& c) {
-  return {[s = read_recurrent(c.node(), 4, {"Sigmoid", "Tanh", "Tanh"})](RunContext& r) {
+  return {[s = read_recurrent(c.node())](RunContext& r) {
     dispatch<types::wide_floats>(r.input(0).dtype, [&]<typename T>() { run_recurrent<T>(r, s, lstm_cell<T>, true); });
   }};
 }
 
 CompiledKernel make_gru_plain(const CompileContext& c) {
-  return {[s = read_recurrent(c.node(), 3, {"Sigmoid", "Tanh"})](RunContext& r) {
+  return {[s = read_recurrent(c.node())](RunContext& r) {
     dispatch<types::wide_floats>(r.input(0).dtype, [&]<typename T>() { run_recurrent<T>(r, s, gru_cell<T>, false); });
   }};
 }
 
 CompiledKernel make_rnn_plain(const CompileContext& c) {
-  return {[s = read_recurrent(c.node(), 1, {"Tanh"})](RunContext& r) {
+  return {[s = read_recurrent(c.node())](RunContext& r) {
     dispatch<types::wide_floats>(r.input(0).dtype, [&]<typename T>() { run_recurrent<T>(r, s, rnn_cell<T>, false); });
   }};
 }

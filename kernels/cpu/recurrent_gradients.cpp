@@ -374,17 +374,17 @@ void run_gradient(RunContext& r, const RecurrentSettings& s, const BackwardCell<
 }
 
 CompiledKernel make_lstm_plain(const CompileContext& c) {
-  return {[s = read_recurrent(c.node(), 4, {"Sigmoid", "Tanh", "Tanh"})](RunContext& r) {
+  return {[s = read_recurrent(c.node())](RunContext& r) {
     dispatch<types::wide_floats>(r.input(0).dtype, [&]<typename T>() { run_gradient<T>(r, s, {lstm_replay<T>, lstm_back<T>, 4}); });
   }};
 }
 CompiledKernel make_gru_plain(const CompileContext& c) {
-  return {[s = read_recurrent(c.node(), 3, {"Sigmoid", "Tanh"})](RunContext& r) {
+  return {[s = read_recurrent(c.node())](RunContext& r) {
     dispatch<types::wide_floats>(r.input(0).dtype, [&]<typename T>() { run_gradient<T>(r, s, {gru_replay<T>, gru_back<T>, 2}); });
   }};
 }
 CompiledKernel make_rnn_plain(const CompileContext& c) {
-  return {[s = read_recurrent(c.node(), 1, {"Tanh"})](RunContext& r) {
+  return {[s = read_recurrent(c.node())](RunContext& r) {
     dispatch<types::wide_floats>(r.input(0).dtype, [&]<typename T>() { run_gradient<T>(r, s, {rnn_replay<T>, rnn_back<T>, 1}); });
   }};
 }

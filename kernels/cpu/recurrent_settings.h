@@ -35,8 +35,8 @@ struct RecurrentSettings {
   bool input_forget = false, linear_before_reset = false;
   std::vector<std::vector<GateActivation>> activations;  // for each direction
 };
-// `defaults` are the cell's activations for one direction.
-RecurrentSettings read_recurrent(const Node& node, int64_t gates, const std::vector<std::string>& defaults);
+// Of LSTM, GRU and RNN, and of their gradients.
+RecurrentSettings read_recurrent(const Node& node);
 
 // Sizes of one run: X [T, B, I] (or [B, T, I]), H hidden.
 struct RecurrentShape {

@@ -39,6 +39,7 @@ void register_gradients(KernelRegistry& registry) {
   cuda::register_attention_gradient(registry);
   cuda::register_cross_entropy(registry);
   cuda::register_squared_sum(registry);
+  cuda::register_recurrent_gradients(registry);
   registry.add(dropout_mask());
 }
 

@@ -16,10 +16,11 @@ void register_convolution_gradients(KernelRegistry& registry);         // convol
 void register_pooling_gradients(KernelRegistry& registry);             // gradients_pooling.cu: MaxPoolGrad, AveragePoolGrad
 void register_batch_normalization_gradient(KernelRegistry& registry);  // normalization_training.cu: BatchNormalizationGrad
 void register_row_normalization_gradients(
-    KernelRegistry& registry);                               // gradients_rows.cu: LayerNormalizationGrad, RMSNormalizationGrad, ...
-void register_squared_sum(KernelRegistry& registry);         // squared_sum.cu: SquaredSum
-void register_cross_entropy(KernelRegistry& registry);       // cross_entropy.cu: CrossEntropy, CrossEntropyGrad
-void register_attention_gradient(KernelRegistry& registry);  // attention_gradient.cpp: AttentionGrad
-void register_loss_gradients(KernelRegistry& registry);      // gradients_losses.cu: SoftmaxCrossEntropyLossGrad, ...
+    KernelRegistry& registry);                                // gradients_rows.cu: LayerNormalizationGrad, RMSNormalizationGrad, ...
+void register_squared_sum(KernelRegistry& registry);          // squared_sum.cu: SquaredSum
+void register_cross_entropy(KernelRegistry& registry);        // cross_entropy.cu: CrossEntropy, CrossEntropyGrad
+void register_attention_gradient(KernelRegistry& registry);   // attention_gradient.cpp: AttentionGrad
+void register_recurrent_gradients(KernelRegistry& registry);  // recurrent_gradients.cpp: LSTMGrad, GRUGrad, RNNGrad
+void register_loss_gradients(KernelRegistry& registry);       // gradients_losses.cu: SoftmaxCrossEntropyLossGrad, ...
 
 }  // namespace fretsaw::cuda

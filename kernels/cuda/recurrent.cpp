@@ -14,28 +14,9 @@ enum class Cell { lstm, gru, rnn };
 
 constexpr int64_t most_samples = int64_t{65535} * 8;  // a grid's second dimension counts groups of 8
 
-RecurrentSettings settings_of(const Node& node, Cell cell) {
-  if (cell == Cell::lstm) return read_recurrent(node, 4, {"Sigmoid", "Tanh", "Tanh"});
-  return cell == Cell::gru ? read_recurrent(node, 3, {"Sigmoid", "Tanh"}) : read_recurrent(node, 1, {"Tanh"});
-}
-
-// Pieces of one block of scratch memory.
-class Pieces {
- public:
-  size_t add(size_t bytes) {  // returns the offset
-    const size_t offset = total_;
-    total_ += (bytes + 255) / 256 * 256;
-    return offset;
-  }
-  size_t total() const { return total_; }
-
- private:
-  size_t total_ = 0;
-};
-
 class Recurrent {
  public:
-  Recurrent(const CompileContext& c, Cell cell) : cell_(cell), settings_(settings_of(c.node(), cell)), dtype_(c.input_dtype(0)) {
+  Recurrent(const CompileContext& c, Cell cell) : cell_(cell), settings_(read_recurrent(c.node())), dtype_(c.input_dtype(0)) {
     const Dims x = *c.input_dims(0), R = *c.input_dims(2);
     ProductSpec spec;
     const int64_t width = settings_.gates * R.at(2);
@@ -89,12 +70,7 @@ CellStep Recurrent::step_of(RunContext& r, const RecurrentShape& shape) const {
   step.T = shape.T, step.B = shape.B, step.H = shape.H, step.D = shape.D;
   step.first_reversed = settings_.first_reversed, step.batch_first = settings_.layout == 1;
   step.input_forget = settings_.input_forget, step.clip = settings_.clip;
-  for (size_t d = 0; d < settings_.activations.size(); ++d) {
-    for (size_t i = 0; i < settings_.activations[d].size(); ++i) {
-      const GateActivation& f = settings_.activations[d][i];
-      step.f[d][i] = {static_cast<int>(f.kind), f.alpha, f.beta};
-    }
-  }
+  set_activations(settings_, step.f);
   const auto data = [&](size_t i) -> const void* { return r.has_input(i) ? r.input(i).data : nullptr; };
   step.R = data(2), step.bias = data(3), step.lengths = static_cast<const int32_t*>(data(4));
   step.peephole = cell_ == Cell::lstm ? data(7) : nullptr;
@@ -141,7 +117,9 @@ CompiledKernel make_recurrent(const CompileContext& c) {
   return {[recurrent](RunContext& r) { recurrent->run(r); }};
 }
 
-std::string why_not(const CompileContext& c) {
+}  // namespace
+
+std::string refuse_recurrent(const CompileContext& c) {
   if (std::string reason = refuse_unknown_dims(c); !reason.empty()) return reason;
   const auto types = {DType::float32, DType::float16, DType::bfloat16, DType::float64};
   if (std::string reason = refuse_other_types(c, 0, types); !reason.empty()) return reason;
@@ -157,12 +135,19 @@ std::string why_not(const CompileContext& c) {
   return "";
 }
 
-}  // namespace
+void set_activations(const RecurrentSettings& settings, CellActivation (&to)[2][3]) {
+  for (size_t d = 0; d < settings.activations.size(); ++d) {
+    for (size_t i = 0; i < settings.activations[d].size(); ++i) {
+      const GateActivation& f = settings.activations[d][i];
+      to[d][i] = {static_cast<int>(f.kind), f.alpha, f.beta};
+    }
+  }
+}
 
 void register_recurrent(KernelRegistry& registry) {
-  registry.add({.op = "LSTM", .make = make_recurrent<Cell::lstm>, .unsupported = why_not});
-  registry.add({.op = "GRU", .make = make_recurrent<Cell::gru>, .unsupported = why_not});
-  registry.add({.op = "RNN", .make = make_recurrent<Cell::rnn>, .unsupported = why_not});
+  registry.add({.op = "LSTM", .make = make_recurrent<Cell::lstm>, .unsupported = refuse_recurrent});
+  registry.add({.op = "GRU", .make = make_recurrent<Cell::gru>, .unsupported = refuse_recurrent});
+  registry.add({.op = "RNN", .make = make_recurrent<Cell::rnn>, .unsupported = refuse_recurrent});
 }
 
 }  // namespace fretsaw::cuda

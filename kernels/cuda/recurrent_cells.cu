@@ -2,48 +2,15 @@
 //
 // A warp computes one hidden unit for up to kRows samples: its lanes run along the rows of R, which are read once for all samples. The
 // sums are folded across lanes always in the same order; then lane b finishes sample b.
-#include "kernels/cpu/recurrent_settings.h"
 #include "kernels/cuda/element_packs.cuh"
 #include "kernels/cuda/recurrent.h"
+#include "kernels/cuda/recurrent_activations.cuh"
 
 namespace fretsaw::cuda {
 
 namespace {
 
 constexpr int kThreads = 256, kWarp = 32, kUnits = kThreads / kWarp;  // hidden units of a block
-
-template <typename W>
-__device__ W gate_activation(const CellActivation& f, W x) {
-  using Kind = GateActivation::Kind;
-  const W a = W(f.alpha), b = W(f.beta);
-  switch (static_cast<Kind>(f.kind)) {
-    case Kind::relu:
-      return x < W(0) ? W(0) : x;
-    case Kind::tanh:
-      return tanh(x);
-    case Kind::sigmoid:
-      return W(1) / (W(1) + exp(-x));
-    case Kind::affine:
-      return a * x + b;
-    case Kind::leaky_relu:
-      return x < W(0) ? a * x : x;
-    case Kind::thresholded_relu:
-      return x > a ? x : W(0);
-    case Kind::scaled_tanh:
-      return a * tanh(b * x);
-    case Kind::hard_sigmoid: {
-      const W y = a * x + b;
-      return y < W(0) ? W(0) : y > W(1) ? W(1) : y;
-    }
-    case Kind::elu:
-      return x < W(0) ? a * expm1(x) : x;
-    case Kind::softsign:
-      return x / (W(1) + fabs(x));
-    case Kind::softplus:
-      return (x < W(0) ? W(0) : x) + log1p(exp(-fabs(x)));
-  }
-  return x;
-}
 
 // Which rows of R a part multiplies with: kGates blocks of H rows from kFirst on, of kAll.
 template <CellPart kPart>

@@ -1,4 +1,5 @@
-// LSTM, GRU and RNN on the device: directions, layouts, lengths, states, peepholes, activations and sizes.
+// LSTM, GRU, RNN and their gradients on the device: directions, layouts, lengths, states, peepholes, activations and sizes.
+#include "graph/communication_schemas.h"
 #include "tests/kernels/device_case.h"
 
 namespace fretsaw::testing {
@@ -42,6 +43,20 @@ DeviceCase device_case(const RecurrentCase& c, DType type) {
   return out;
 }
 
+// With all operands that have a gradient. What Y holds need not be the cell's.
+DeviceCase gradient_case(RecurrentCase c, DType type) {
+  c.bias = c.states = c.peepholes = true;
+  DeviceCase out = device_case(c, type);
+  const int64_t D = c.direction == "bidirectional" ? 2 : 1;
+  const Dims y = c.layout ? Dims{c.B, c.T, D, c.H} : Dims{c.T, D, c.B, c.H}, state = out.inputs[5].tensor.dims;
+  out.inputs.push_back(numbers(type, y, -0.9, 0.9, 8));
+  out.inputs.push_back(numbers(type, y, -1, 1, 9));
+  for (unsigned seed = 10; seed < 9 + out.outputs; ++seed) out.inputs.push_back(numbers(type, state, -1, 1, seed));
+  out.op += "Grad", out.domain = kCommunicationDomain;
+  out.outputs = c.op == "LSTM" ? 7 : 5;
+  return out;
+}
+
 void expect_equal(const RecurrentCase& c) {
   for (DType type : kFloatTypes) {
     // The projected input is rounded to the element type before the steps.
@@ -49,7 +64,11 @@ void expect_equal(const RecurrentCase& c) {
                                 : type == DType::bfloat16 ? Tolerance{3e-2, 3e-2}
                                 : type == DType::float32  ? Tolerance{2e-5, 2e-5}
                                                           : Tolerance{1e-11, 1e-11};
-    expect_same_on_device(device_case(c, type), tolerance, c.direction + " H " + std::to_string(c.H) + " B " + std::to_string(c.B));
+    const std::string what = c.direction + " H " + std::to_string(c.H) + " B " + std::to_string(c.B);
+    expect_same_on_device(device_case(c, type), tolerance, what);
+    // Sums over samples and steps of what is rounded to the element type.
+    const double terms = std::sqrt(static_cast<double>(c.T * c.B + c.H));
+    expect_same_on_device(gradient_case(c, type), {tolerance.relative, tolerance.absolute * terms}, what);
   }
 }
 
