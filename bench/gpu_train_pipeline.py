@@ -128,7 +128,7 @@ def peer_times(arguments, report, stack):
 
 
 def busiest_ms(answer):
-    """The compute time of the busiest rank in the last step."""
+    """The compute time of the busiest rank, the median of the steps."""
     return max(rank["busy_ms"] for rank in answer["ranks"])
 
 

@@ -37,11 +37,12 @@ namespace fs = std::filesystem;
 struct Run {
   std::vector<double> losses;
   int64_t skipped = 0, samples = 0;
-  std::vector<double> times_ms;                         // of steps, without waiting for data
-  double waited_ms = 0;                                 // for data, in all
-  std::vector<std::pair<int64_t, double>> evaluations;  // after so many steps
-  int stopped_by = 0;                                   // a signal
-  int64_t done = 0;                                     // steps, those before a checkpoint that was resumed too
+  std::vector<double> times_ms;                          // of steps, without waiting for data
+  double waited_ms = 0;                                  // for data, in all
+  std::vector<std::vector<double>> busy_ms, busy_share;  // of each rank in each step
+  std::vector<std::pair<int64_t, double>> evaluations;   // after so many steps
+  int stopped_by = 0;                                    // a signal
+  int64_t done = 0;                                      // steps, those before a checkpoint that was resumed too
 };
 
 TrainingPlan make_plan(const Model& model, const TrainSettings& settings) {
@@ -150,6 +151,9 @@ class TrainingRun {
     run_.samples += samples;
     run_.times_ms.push_back(took.count());
     run_.waited_ms += waited.count();
+    run_.busy_ms.resize(ranks.size()), run_.busy_share.resize(ranks.size());
+    for (size_t r = 0; r < ranks.size(); ++r)
+      run_.busy_ms[r].push_back(ranks[r].busy_ms), run_.busy_share[r].push_back(ranks[r].busy_share);
     log_.write({{"step", i},
                 {"loss", result.loss},
                 {"lr", rates_.at(i)},
@@ -239,6 +243,9 @@ Json result_json(const Run& run, const Trainer& trainer) {
   double seconds = run.waited_ms / 1e3;
   for (double ms : run.times_ms) seconds += ms / 1e3;
   Json losses = Json::array(), evaluations = Json::array();
+  std::vector<RankReport> ranks = trainer.session().ranks();
+  for (size_t r = 0; r < run.busy_ms.size(); ++r)
+    ranks[r].busy_ms = timing_of(run.busy_ms[r]).median_ms, ranks[r].busy_share = timing_of(run.busy_share[r]).median_ms;
   for (double loss : run.losses) losses.push_back(number(loss));
   for (const auto& [step, loss] : run.evaluations) evaluations.push_back({{"step", step}, {"loss", number(loss)}});
   Json result = {{"losses", losses},
@@ -247,7 +254,7 @@ Json result_json(const Run& run, const Trainer& trainer) {
                  {"samples_per_s", seconds > 0 ? static_cast<double>(run.samples) / seconds : 0},
                  {"time_ms", json_of(timing_of(run.times_ms))},
                  {"waited_ms", run.waited_ms},
-                 {"ranks", json_of(trainer.session().ranks())}};
+                 {"ranks", json_of(ranks)}};
   if (!run.evaluations.empty()) result["evals"] = evaluations;
   if (run.stopped_by) result["stopped_after"] = run.done;
   return result;
