@@ -273,6 +273,7 @@ void Rank::do_forward(const Action& action, const StepInputs& step, Communicator
   if (communicator.aborted()) throw Error("the ranks were stopped", "", ErrorCode::device);
   if (reduction_) reduction_->check();
   if (before_forward_) before_forward_(context_.rank, action.micro_batch);
+  if (target.kind != "forward") clear_late_zeros();  // before the device waits for what it receives
   limit_sends(communicator);
   finish_receives(target, action.micro_batch, communicator);
   advance_posted(communicator);
@@ -287,7 +288,6 @@ void Rank::run_graph(Stage& target, const Action& action) {
   const double start_us = context_.now_us(), communicating_us = context_.communicating_us;
   const size_t runs_before = context_.device_runs.size();
   const auto finals = final_states_.find(&action);
-  if (target.kind != "forward") clear_late_zeros();
   context_.reached = nullptr;
   if (finals != final_states_.end()) {
     context_.reached = [&](Program& program, const Milestone& milestone) { pass_on(target, finals->second, program, milestone); };
