@@ -27,6 +27,23 @@ void copy_if_shared(RuntimeValue& value, Binding& binding, RankContext& rank) {
   copy_bytes(value.tensor, given, given.bytes(), rank.device.get());
 }
 
+// Addresses that the program ran with before, its work captured best, and that it can run with now; null: there are none.
+const std::vector<const void*>* known_addresses(const Program& program, const BufferPool& pool) {
+  const auto fits = [&](const std::vector<const void*>& known) {
+    for (size_t i = 0; i < program.bindings.size(); ++i) {
+      const Binding& binding = program.bindings[i];
+      const bool is_given = program.addresses[i] != nullptr;
+      if (is_given ? program.addresses[i] != known[i] : !pool.is_free(binding.bytes, known[i])) return false;
+    }
+    return true;
+  };
+  for (const Segment& segment : program.segments)
+    for (const Segment::Captured& captured : segment.captured)
+      if (fits(captured.addresses)) return &captured.addresses;
+  const auto found = std::find_if(program.before.begin(), program.before.end(), fits);
+  return found == program.before.end() ? nullptr : &*found;
+}
+
 }  // namespace
 
 void bind_values(Program& program, RankContext& rank) {
@@ -37,12 +54,17 @@ void bind_values(Program& program, RankContext& rank) {
       RuntimeValue& value = program.values[static_cast<size_t>(program.inputs[static_cast<size_t>(binding.input)])];
       if (binding.overwritten) copy_if_shared(value, binding, rank);
       program.addresses.push_back(value.tensor.data);
-    } else if (binding.place) {
-      program.addresses.push_back(binding.place->tensor.data);
     } else {
-      binding.memory = rank.device_memory->pool.take(binding.bytes);
-      program.addresses.push_back(binding.memory.get());
+      program.addresses.push_back(binding.place ? binding.place->tensor.data : nullptr);
     }
+  }
+  BufferPool& pool = rank.device_memory->pool;
+  const std::vector<const void*>* known = known_addresses(program, pool);
+  for (size_t i = 0; i < program.bindings.size(); ++i) {
+    Binding& binding = program.bindings[i];
+    if (binding.input >= 0 || binding.place) continue;
+    binding.memory = pool.take(binding.bytes, known ? (*known)[i] : nullptr);
+    program.addresses[i] = binding.memory.get();
   }
   for (size_t i = 0; i < program.slots.size() && !program.bindings.empty(); ++i) {
     const Slot& slot = program.slots[i];

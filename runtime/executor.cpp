@@ -283,9 +283,10 @@ Segment::Captured* capture(Program& program, Segment& segment, StepMemory& memor
   return &segment.captured.back();
 }
 
-// How many sets of addresses a segment is captured for; with others it runs as it is. Sets that did not come for so many runs go.
+// How many sets of addresses a segment is captured for; with others it runs as it is. Where there are as many, those go that did not come
+// for so many runs.
 constexpr size_t kMostCaptured = 16;
-constexpr int64_t kRunsKept = 64;
+constexpr int64_t kRunsKept = 256;
 
 // The segment's work for the addresses at hand; null where there is none.
 Segment::Captured* captured_work(Program& program, Segment& segment, StepMemory& memory, RankContext& rank, size_t depth) {
@@ -294,7 +295,8 @@ Segment::Captured* captured_work(Program& program, Segment& segment, StepMemory&
   for (Segment::Captured& c : segment.captured)
     if (c.addresses == program.addresses) return &c;
   if (!program.ran_before) return nullptr;
-  std::erase_if(segment.captured, [&](const Segment::Captured& c) { return program.runs - c.last_run > kRunsKept; });
+  if (segment.captured.size() >= kMostCaptured)
+    std::erase_if(segment.captured, [&](const Segment::Captured& c) { return program.runs - c.last_run > kRunsKept; });
   if (segment.captured.size() >= kMostCaptured) return nullptr;
   return capture(program, segment, memory, rank, depth);
 }

@@ -72,13 +72,27 @@ size_t BufferPool::size_class(size_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
-std::shared_ptr<void> BufferPool::take(size_t bytes) {
-  auto& list = free_lists_[size_class(bytes)];
-  for (auto& block : list) {
-    if (block.use_count() != 1) continue;
+// The wanted one, or, where none is, the first; null: there is none.
+const std::shared_ptr<Block>* BufferPool::find_free(size_t bytes, const void* wanted) const {
+  const auto list = free_lists_.find(size_class(bytes));
+  if (list == free_lists_.end()) return nullptr;
+  for (const auto& block : list->second)
+    if (block.use_count() == 1 && (!wanted || block->data() == wanted)) return &block;
+  return nullptr;
+}
+
+bool BufferPool::is_free(size_t bytes, const void* address) const {
+  return find_free(bytes, address) != nullptr;
+}
+
+std::shared_ptr<void> BufferPool::take(size_t bytes, const void* wanted) {
+  const std::shared_ptr<Block>* found = wanted ? find_free(bytes, wanted) : nullptr;
+  if (!found) found = find_free(bytes, nullptr);
+  if (found) {
     std::atomic_thread_fence(std::memory_order_acquire);  // what another thread did with the buffer is over
-    return {block, block->data()};
+    return {*found, (*found)->data()};
   }
+  auto& list = free_lists_[size_class(bytes)];
   const auto add = [&] { list.push_back(std::make_shared<Block>(size_class(bytes), count_, device_, pins_)); };
   try {
     add();
@@ -95,7 +109,7 @@ void BufferPool::trim() {
   }
 }
 
-void make_pooled(BufferPool& pool, RuntimeValue& value, DType dtype, const Dims& dims, Layout layout) {
+void make_pooled(BufferPool& pool, RuntimeValue& value, DType dtype, const Dims& dims, Layout layout, const void* wanted) {
   value.kind = RuntimeValue::Kind::tensor;
   value.items.clear();
   value.tensor.dtype = dtype;
@@ -108,7 +122,7 @@ void make_pooled(BufferPool& pool, RuntimeValue& value, DType dtype, const Dims&
     value.owner = std::move(strings);
     return;
   }
-  value.owner = pool.take(bytes_of(dtype, dims, layout));
+  value.owner = pool.take(bytes_of(dtype, dims, layout), wanted);
   value.tensor.data = value.owner.get();
 }
 

@@ -52,21 +52,25 @@ class BufferPool {
   // Of pinned memory of the host.
   BufferPool(std::shared_ptr<AllocationCount> count, std::shared_ptr<Device> pins) : count_(std::move(count)), pins_(std::move(pins)) {}
   Device* device() const { return device_; }  // whose memory it is; null: the host's
-  // At least `bytes`, 64-byte aligned; the address is get() of what is returned, never null.
-  std::shared_ptr<void> take(size_t bytes);
+  // At least `bytes`, 64-byte aligned; the address is get() of what is returned, never null. `wanted`: the address of the buffer that is
+  // taken if it is free and of this size; null: any.
+  std::shared_ptr<void> take(size_t bytes, const void* wanted = nullptr);
+  bool is_free(size_t bytes, const void* address) const;
   // Lets go of buffers that nobody holds.
   void trim();
 
  private:
   static size_t size_class(size_t bytes);
+  const std::shared_ptr<Block>* find_free(size_t bytes, const void* wanted) const;
   std::shared_ptr<AllocationCount> count_;
   Device* device_ = nullptr;
   std::shared_ptr<Device> pins_;
   std::map<size_t, std::vector<std::shared_ptr<Block>>> free_lists_;  // by size class; also those in use
 };
 
-// A tensor of the pool (strings: constructed strings of its own). Keeps `value`'s room for dimensions.
-void make_pooled(BufferPool& pool, RuntimeValue& value, DType dtype, const Dims& dims, Layout layout = Layout::plain);
+// A tensor of the pool (strings: constructed strings of its own). Keeps `value`'s room for dimensions. `wanted` as for BufferPool::take.
+void make_pooled(BufferPool& pool, RuntimeValue& value, DType dtype, const Dims& dims, Layout layout = Layout::plain,
+                 const void* wanted = nullptr);
 // Copies within and between the memories of the host and of `device`.
 void copy_bytes(const TensorView& to, const TensorView& from, size_t bytes, Device* device);
 // A copy in the pool's memory that owns all of its memory; between host and device where the pool's memory is another than the value's

@@ -181,14 +181,18 @@ Rank::Stage& Rank::stage(int number) {
 void Rank::run_step(const StepInputs& step, Communicator& communicator) {
   double start_us = context_.now_us();
   allocations_before_ = allocations();
-  if (step.update && has_updated_ahead()) return settle_update();
-  if (!step.update) take_back_update();                                                   // of a step that nobody has brought to its end
-  if (!step.update) busy_us_ = 0, step_us_ = 0, updated_ = std::exchange(updating_, {});  // an update belongs to the step before
+  if (step.update && has_updated_ahead()) {
+    settle_update();
+    return forget_step();
+  }
+  if (!step.update) take_back_update();  // of a step that nobody has brought to its end
+  if (!step.update)
+    busy_us_ = 0, step_us_ = 0, timed_.clear(), updated_ = std::exchange(updating_, {});  // an update belongs to the step before
   if (!step.update && squared_sum_.end) abandoned_.push_back(std::exchange(squared_sum_, {}));
   context_.communication.clear();
   if (!step.update) context_.events.clear();  // an update is traced behind its step
   if (context_.device) context_.device->use();
-  forget_step();
+  if (!step.update) forget_step();
   if (context_.device && context_.trace) align_clocks();
   if (context_.groups.empty()) join_groups(communicator);
   const bool has_samples = !step.batches.parts[static_cast<size_t>(data_)].empty();
@@ -215,6 +219,7 @@ void Rank::run_step(const StepInputs& step, Communicator& communicator) {
   }
   running_stage_ = -1;
   finish_step(results.get());
+  if (step.update) forget_step();  // while a device makes it
   if (!step.update) ++steps_run_;
   step_us_ += context_.now_us() - start_us;
 }
@@ -326,11 +331,6 @@ void Rank::finish_step(DeviceEvent* results) {
   for (auto& [request, owner] : sending_) request->wait();
   sending_.clear();
   if (context_.device) finish_on_device(results);
-  for (auto& stage : stages_) {
-    for (MicroBatch& slot : stage->micro_batches) {
-      for (RuntimeValue& value : slot.inputs) clear(value);
-    }
-  }
   if (allocations() != allocations_before_) warm_pool();
 }
 
@@ -394,7 +394,7 @@ void Rank::forget_step() {
     for (MicroBatch& slot : stage->micro_batches) {
       for (RuntimeValue& value : slot.inputs) clear(value);
       for (RuntimeValue& value : slot.outputs) clear(value);
-      for (Receiving& state : slot.receiving) state = {nullptr, nullptr, false, std::move(state.header)};
+      for (Receiving& state : slot.receiving) state = {nullptr, nullptr, false, std::move(state.header), state.place};
       slot.posted = false;
     }
   }
@@ -417,8 +417,10 @@ RankReport Rank::report() const {
     if (!program) continue;
     for (const HostFallback& f : program->fallbacks) report.host_nodes.push_back(f.node + " (" + f.op + "): " + f.reason);
   }
-  report.busy_ms = busy_us_ / 1e3;
-  report.busy_share = step_us_ > 0 ? busy_us_ / step_us_ : 0;
+  double busy_us = busy_us_;
+  for (const DeviceSpan& run : timed_) busy_us += run.end->us_since(*run.begin);
+  report.busy_ms = busy_us / 1e3;
+  report.busy_share = step_us_ > 0 ? busy_us / step_us_ : 0;
   return report;
 }
 

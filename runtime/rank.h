@@ -95,6 +95,7 @@ class Rank {
     std::shared_ptr<DeviceEvent> arrived;  // of device memory
     bool has_header = false;
     Header header;
+    const void* place = nullptr;  // where it lay in the step before, and lies again if it can: what was captured has that address
   };
   struct MicroBatch {
     std::vector<RuntimeValue> inputs, outputs;
@@ -207,6 +208,7 @@ class Rank {
   int64_t weight_bytes_ = 0;
   double busy_us_ = 0, step_us_ = 0;
   std::vector<DeviceSpan> updating_, updated_;  // runs of the last update, which nobody has waited for; of the one before the step at hand
+  std::vector<DeviceSpan> timed_;               // runs of the step that are over, whose times nobody has asked for yet
   int running_stage_ = -1;
   std::atomic<int> steps_run_{0};
   int64_t allocations_before_ = 0;

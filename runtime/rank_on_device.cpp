@@ -1,5 +1,6 @@
 // What a rank does because it runs on a device: parcels to and from other devices, outputs on their way to the host, and times.
 #include <algorithm>
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -10,7 +11,8 @@ namespace fretsaw {
 
 void Rank::receive_parcel(Receiving& state, const Crossing& from, RuntimeValue& value, int tag) {
   Parcel parcel = on_device_.mailbox->take(from.peer_rank, context_.rank, tag);
-  make_pooled(context_.device_memory->pool, value, state.header.dtype, state.header.dims, from.layout);
+  make_pooled(context_.device_memory->pool, value, state.header.dtype, state.header.dims, from.layout, state.place);
+  state.place = value.tensor.data;
   state.arrived = context_.device->copy_from_peer(value.tensor.data, parcel.data, parcel.device, parcel.bytes, *parcel.ready);
   reading_.push_back({state.arrived, std::move(parcel)});
 }
@@ -116,12 +118,14 @@ void Rank::finish_on_device(DeviceEvent* results) {
       fetched.end.reset(), fetched.source.reset();
     }
   }
-  for (const auto* runs : {&updated_, &context_.device_runs})
-    for (const DeviceSpan& run : *runs) busy_us_ += run.end->us_since(*run.begin);
-  updated_.clear();
+  if (!context_.trace) {
+    for (auto* runs : {&updated_, &context_.device_runs}) std::move(runs->begin(), runs->end(), std::back_inserter(timed_));
+    updated_.clear(), context_.device_runs.clear(), context_.device_steps.clear();
+    return;
+  }
+  for (const DeviceSpan& run : context_.device_runs) busy_us_ += run.end->us_since(*run.begin);
   for (std::vector<DeviceSpan>* spans : {&context_.device_runs, &context_.device_steps}) {
     for (DeviceSpan& span : *spans) {
-      if (!context_.trace) break;
       span.event.start_us = context_.device_origin_us + span.begin->us_since(*context_.device_origin);
       span.event.duration_us = span.end->us_since(*span.begin);
       context_.events.push_back(std::move(span.event));

@@ -265,6 +265,7 @@ std::vector<RuntimeValue> Session::run(const std::map<std::string, RuntimeValue>
   impl_->run_ranks();
   std::vector<RuntimeValue> outputs;
   for (size_t i = 0; i < impl_->plan->outputs.size(); ++i) outputs.push_back(impl_->output(i));
+  if (!impl_->plan->states.empty()) return outputs;  // an update is waited for: ranks forget the step after it
   for (auto& rank : impl_->ranks) rank->forget_step();
   return outputs;
 }

@@ -138,6 +138,51 @@ TEST(BoundStates, InputsAreWrittenOverWhereNobodyElseHoldsThem) {
   EXPECT_TRUE(cache.last_program()->bindings[0].overwritten);
 }
 
+// What was captured was so with its addresses: outputs go where they went before with the same inputs, if that is free.
+TEST(BoundStates, OutputsLieWhereTheyLayBefore) {
+  std::shared_ptr<Model> model = new_model();
+  Value* x = add_input(*model, "x", DType::float32, {kCount});
+  model->graph->outputs = {add_node(*model->graph, "Neg", {x}, "y")};
+  infer_shapes(*model);
+  RankContext context;
+  context.device = std::make_shared<HostBackedDevice>();
+  context.device_memory = std::make_unique<RankMemory>(context.device.get());
+  context.now_us = no_time;
+  BufferPool& pool = context.device_memory->pool;
+  ProgramCache cache(model, model->graph->inputs, false);
+  cache.bind({.binds = true, .kept = {-1}});
+  RuntimeValue given[2];
+  for (unsigned i = 0; i < 2; ++i) copy_pooled(pool, float_value({kCount}, noise(kCount, i)), given[i], context.device.get());
+  const auto run = [&](const RuntimeValue& value) {
+    std::vector<RuntimeValue> outputs(1);
+    const RuntimeValue* inputs[] = {&value};
+    cache.run(inputs, outputs, context, 0);
+    return outputs[0];
+  };
+  const void* places[2];
+  {
+    const RuntimeValue first = run(given[0]), second = run(given[1]);
+    places[0] = first.tensor.data, places[1] = second.tensor.data;
+    ASSERT_NE(places[0], places[1]);
+  }
+  for (const size_t i : {1, 0, 1, 1, 0}) EXPECT_EQ(run(given[i]).tensor.data, places[i]) << i;
+  const RuntimeValue held = run(given[1]);
+  EXPECT_NE(run(given[1]).tensor.data, places[1]) << "somebody holds it";
+}
+
+TEST(BoundStates, PoolsGiveTheBufferThatIsWantedIfItIsFree) {
+  BufferPool pool(std::make_shared<AllocationCount>());
+  std::shared_ptr<void> a = pool.take(1000), b = pool.take(1000);
+  void* const places[] = {a.get(), b.get()};
+  EXPECT_FALSE(pool.is_free(1000, places[1]));
+  a.reset(), b.reset();
+  EXPECT_TRUE(pool.is_free(1000, places[1]));
+  EXPECT_FALSE(pool.is_free(100000, places[1])) << "a buffer of another size";
+  b = pool.take(1000, places[1]);
+  EXPECT_EQ(b.get(), places[1]);
+  EXPECT_EQ(pool.take(1000, places[1]).get(), places[0]) << "somebody holds it: any other";
+}
+
 // A sum over the state is no elementwise operator: its result of the same size does not go where it reads.
 TEST(BoundStates, OtherOperatorsAreNotMadeInPlace) {
   OneState one([](Model& m, Value* a, Value*) {
