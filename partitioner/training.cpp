@@ -93,6 +93,7 @@ class TrainingPartitioner {
     batch_norms_for_inference(graph());  // batches are divided as there: what training mixes is seen to afterwards
     run_passes(model_, training_passes());
     infer_shapes(model_);
+    graph().outputs = {loss_output(graph(), training_.loss)};  // how others come together from parts of a batch is nobody's concern
     find_settings();
     const SampleDims samples = find_batch();
     if (count_draws(model_, std::string(kStateInput) + kRandomCounter, samples)) {
@@ -127,16 +128,43 @@ class TrainingPartitioner {
     for (const Value* v : graph().inputs)
       if (!v->is_constant()) job_.batch_axes[v->name] = v->type.is_tensor() && v->type.shape && v->type.shape->empty() ? -1 : 0;
     if (parts_of_batch() > 1) {
-      facts_ = analyse_batch(model_, options_.batch_axes, options_.merges);
+      facts_ = facts_of_parts();
       make_batch_symbolic(model_, facts_);
       plan().batch = facts_.batch;
       return take_axes(facts_, model_);
     }
     Model whole = clone(model_);
     try {
-      return take_axes(analyse_batch(whole, options_.batch_axes, options_.merges), whole);
+      return take_axes(analyse_batch(whole, options_.batch_axes, loss_merge(training_.loss.reduction)), whole);
     } catch (const Error&) {
       return {};
+    }
+  }
+  // How the parts of an output that is itself the loss come together.
+  std::map<std::string, MergeRule> loss_merge(LossSpec::Reduction reduction) {
+    if (training_.loss.kind != LossSpec::Kind::output) return {};
+    return {{graph().outputs[0]->name, {reduction == LossSpec::Reduction::mean ? "mean" : "sum", 0}}};
+  }
+  BatchFacts facts_of_parts() {
+    using Reduction = LossSpec::Reduction;
+    const Reduction reduction = training_.loss.reduction;
+    try {
+      return analyse_batch(model_, options_.batch_axes, loss_merge(reduction));
+    } catch (const Error& e) {
+      const std::string whole = "train with one data rank and one micro-batch", &name = graph().outputs[0]->name;
+      if (training_.loss.kind != LossSpec::Kind::output) throw Error(e.problem(), whole).at_node(e.node(), e.op());
+      const bool is_mean = reduction == Reduction::mean;
+      const std::string said = is_mean ? "mean" : "sum", other = is_mean ? "sum" : "mean";
+      try {
+        Model copy = clone(model_);
+        analyse_batch(copy, options_.batch_axes, loss_merge(is_mean ? Reduction::sum : Reduction::mean));
+      } catch (const Error&) {
+        throw Error(
+            fmt::format("the loss '{}' can't be made from parts of the batch: it is not proved to be a {} over samples", name, said), whole)
+            .at_node(e.node(), e.op());
+      }
+      throw Error(fmt::format("the loss '{}' is a {} over the batch, and --loss takes it for a {}", name, other, said),
+                  fmt::format("use --loss output:{},reduction={}", name, other), ErrorCode::usage);
     }
   }
   SampleDims take_axes(const BatchFacts& facts, Model& of) {

@@ -229,14 +229,6 @@ std::string names_of(const std::vector<Value*>& values) {
   return text;
 }
 
-Value* find_output(const Graph& graph, const std::string& name) {
-  if (graph.outputs.empty()) throw Error("the model has no output for a loss");
-  if (name.empty()) return graph.outputs[0];
-  for (Value* v : graph.outputs)
-    if (v->name == name) return v;
-  throw Error("the model has no output '" + name + "' for the loss", "its outputs are " + names_of(graph.outputs), ErrorCode::usage);
-}
-
 void check_output(const Value& output, const LossSpec& spec) {
   const std::string what = "the output '" + output.name + "' (" + to_string(output.type) + ") ";
   const std::string remedy = "choose another output or loss";
@@ -271,12 +263,20 @@ LossSpec parse_loss(const std::string& text) {
   return loss;
 }
 
+Value* loss_output(const Graph& graph, const LossSpec& spec) {
+  if (graph.outputs.empty()) throw Error("the model has no output for a loss");
+  if (spec.output.empty()) return graph.outputs[0];
+  for (Value* v : graph.outputs)
+    if (v->name == spec.output) return v;
+  throw Error("the model has no output '" + spec.output + "' for the loss", "its outputs are " + names_of(graph.outputs), ErrorCode::usage);
+}
+
 LossValues append_loss(Model& model, const LossSpec& spec, const LossBatch& batch, LossForm form) {
   Graph& graph = *model.graph;
   const auto opset = model.opsets.find("");
   if (opset == model.opsets.end() || opset->second < 18)
     throw Error("a loss is appended to models of operator set 18 or later", "bring the model to the newest one first");
-  Value* output = find_output(graph, spec.output);
+  Value* output = loss_output(graph, spec);
   if (!output->type.shape) infer_shapes(model);
   check_output(*output, spec);
 

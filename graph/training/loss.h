@@ -27,6 +27,9 @@ struct LossSpec {
 // Throws Error of code usage that says what is allowed.
 LossSpec parse_loss(const std::string& text);
 
+// The graph output that the loss is of. Throws Error naming the outputs that there are.
+Value* loss_output(const Graph& graph, const LossSpec& spec);
+
 // The batch that a loss of the kind `output` is the mean over: axis `axis` of the graph input `input` ("": the first input with an axis).
 struct LossBatch {
   std::string input;

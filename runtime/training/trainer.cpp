@@ -81,9 +81,11 @@ void Trainer::check_batch(const Batch& batch) const {
     const Dims& dims = given->second.tensor.dims;
     const auto axis = static_cast<size_t>(input.batch_axis);
     if (axis >= dims.size() || dims[axis] >= plan_.least_batch) continue;
-    throw Error("a batch of " + std::to_string(dims[axis]) +
-                    " has no sample for some of the micro-batches of data ranks, of which there are " + std::to_string(plan_.least_batch),
-                "use larger batches, fewer micro-batches, or leave out --sync-batch-norm");
+    throw Error(
+        "a batch of " + std::to_string(dims[axis]) + " has no sample for some of the micro-batches of data ranks, of which there are " +
+            std::to_string(plan_.least_batch),
+        "use larger batches, fewer micro-batches, or neither --zero 2, --zero 3 nor --sync-batch-norm, for which all ranks meet in every "
+        "micro-batch; a smaller last batch is best left out of the data");
   }
 }
 

@@ -1,0 +1,78 @@
+// Models that make their loss themselves, and models with outputs that the loss is not of, over ranks and micro-batches.
+#include <gtest/gtest.h>
+
+#include "graph/errors.h"
+#include "tests/runtime/training_runs.h"
+
+namespace fretsaw {
+namespace {
+
+using namespace testing_plans;
+
+constexpr int64_t kIn = 4, kOut = 3, kBatch = 8;
+
+// y = x w + b, and beside it the mean or sum of (y - t)^2 over all elements.
+Model make_model(const std::string& reduction) {
+  Model model = *new_model();
+  Graph& g = *model.graph;
+  Value* x = add_input(model, "x", DType::float32, {Dim("batch"), Dim(kIn)});
+  Value* t = add_input(model, "t", DType::float32, {Dim("batch"), Dim(kOut)});
+  Value* y =
+      add_node(g, "Add", {add_node(g, "MatMul", {x, add_weight(g, "w", {kIn, kOut}, 1)}, "product"), add_row(g, "b", kOut, 0.1f)}, "y");
+  Value* error = add_node(g, "Sub", {y, t}, "error");
+  Value* own = add_node(g, reduction, {add_node(g, "Mul", {error, error}, "square")}, "own", {attribute("keepdims", int64_t{0})});
+  g.outputs = {y, own};
+  name_nodes_by_outputs(g);
+  return model;
+}
+
+Batch batch_of(int step, const std::vector<std::string>& targets) {
+  const auto seed = 10 + static_cast<unsigned>(step);
+  Batch batch;
+  batch["x"] = float_value({kBatch, kIn}, noise(kBatch * kIn, seed));
+  for (const std::string& name : targets) batch[name] = float_value({kBatch, kOut}, noise(kBatch * kOut, seed + 50));
+  return batch;
+}
+
+std::vector<double> losses(const std::string& reduction, const std::string& loss, int data, int micro_batches) {
+  TrainingOptions training = with_optimizer("sgd:lr=0.02,momentum=0.9");
+  training.loss = parse_loss(loss);
+  PartitionOptions options;
+  options.mesh.data = data, options.micro_batches = micro_batches;
+  Trainer trainer = trainer_of(make_model(reduction), options, training);
+  const std::vector<std::string> targets =
+      loss.starts_with("output") ? std::vector<std::string>{"t"} : std::vector<std::string>{"t", "target"};
+  return losses_of(trainer, 4, 0.02, [&](int step) { return batch_of(step, targets); });
+}
+
+TEST(TrainingLossOutputs, AModelsOwnLossIsDividedOverTheBatch) {
+  const std::vector<double> mean = losses("ReduceMean", "output:own", 1, 1), sum = losses("ReduceSum", "output:own,reduction=sum", 1, 1);
+  expect_close(losses("ReduceMean", "mse:output=y", 1, 1), mean, 1e-6);
+  for (const auto& [data, micro_batches] : {std::pair{2, 1}, {1, 2}, {1, 3}, {2, 3}, {3, 2}}) {
+    SCOPED_TRACE(std::to_string(data) + " data ranks, micro-batches " + std::to_string(micro_batches));
+    expect_close(losses("ReduceMean", "output:own", data, micro_batches), mean, 1e-5);
+    expect_close(losses("ReduceSum", "output:own,reduction=sum", data, micro_batches), sum, 1e-5);
+  }
+}
+
+TEST(TrainingLossOutputs, OutputsThatTheLossIsNotOfMayMixTheBatch) {
+  expect_close(losses("ReduceMax", "mse:output=y", 2, 2), losses("ReduceMax", "mse:output=y", 1, 1), 1e-5);
+}
+
+TEST(TrainingLossOutputs, WhatIsTakenForAnotherReductionIsAnError) {
+  const auto error_of = [](const std::string& reduction, const std::string& loss) {
+    try {
+      losses(reduction, loss, 2, 1);
+    } catch (const Error& e) {
+      EXPECT_EQ(std::string(e.what()).find("--merge"), std::string::npos) << e.what();
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  EXPECT_NE(error_of("ReduceSum", "output:own").find("use --loss output:own,reduction=sum"), std::string::npos);
+  EXPECT_NE(error_of("ReduceMean", "output:own,reduction=sum").find("use --loss output:own,reduction=mean"), std::string::npos);
+  EXPECT_NE(error_of("ReduceMax", "output:own").find("train with one data rank and one micro-batch"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace fretsaw
