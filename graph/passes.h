@@ -37,6 +37,8 @@ void upgrade_opset(Model& model);      // graph/passes/upgrade_opset.cpp: opset 
 void remove_identities(Model& model);  // Identity, Dropout in inference mode with no mask, Cast to the same type
 // An If whose condition is known, by a constant or by shape arithmetic, becomes its branch (graph/passes/inline_branches.cpp).
 void inline_branches(Model& model);
+// Sequences whose elements are known by their places become those tensors (graph/passes/unpack_sequences.cpp).
+void unpack_sequences(Model& model);
 // A node without a kernel whose operator ONNX defines by a function body is replaced by that body, again and again. Needs inferred types.
 void decompose_to_functions(Model& model, const std::function<bool(const Node&)>& has_kernel);
 int64_t newest_opset();  // the ai.onnx version every later pass and kernel sees

@@ -11,6 +11,7 @@ std::vector<Pass> normalise_passes() {
       {"upgrade-opset", upgrade_opset},
       {"remove-dead-nodes", [](Model& model) { remove_dead_nodes(*model.graph); }},
       {"inline-branches", [](Model& model) { inline_branches(model); }},
+      {"unpack-sequences", unpack_sequences},
       {"remove-identities", remove_identities},
   };
 }

@@ -9,7 +9,7 @@ namespace fretsaw {
 
 // The graph input, int64 [2], by which masks find their elements in the whole batch: the first sample at hand, and how many there are.
 // Whoever runs the graph on a part of the batch fills it in.
-inline constexpr const char* kSamplesAtHand = "samples_at_hand";
+inline constexpr const char* kSamplesAtHand = "samples:at_hand";
 
 // The dimension of a value that holds the samples, -1: none does. Of a value that is not there nothing is known: it is dimension 0.
 using SampleDims = std::unordered_map<const Value*, int>;

@@ -59,6 +59,43 @@ const Row kRows[] = {
      "If{Add}{}"},
     {"constant_as_output", kOld + "g (float[2] x) => (float[2] y, float[2] z) { y = Relu(x) z = Constant<value=float[2] {3,4}>() }",
      "Relu"},
+    // Sequences whose elements are known.
+    {"split_by_sizes",
+     kOld + "g (float[N,5] x) => (float[N,3] y) <int64[2] s = {2,3}, int64 i = {-1}> { q = SplitToSequence<axis=1>(x, s) "
+            "a = SequenceAt(q, i) y = Relu(a) }",
+     "Split Relu"},
+    {"split_in_equal_parts",
+     kOld +
+         "g (float[5,2] x) => (float[1,2] y) <int64 s = {2}, int64 i = {2}> { q = SplitToSequence(x, s) a = SequenceAt(q, i) y = Relu(a) }",
+     "Split Relu"},
+    {"split_in_rows",
+     kOld + "g (float[3,2] x) => (float[2] y, float[2] z) <int64 i = {1}, int64 j = {0}> { q = SplitToSequence<keepdims=0>(x) "
+            "a = SequenceAt(q, i) y = Relu(a) z = SequenceAt(q, j) }",
+     "Split Squeeze Squeeze Relu"},
+    {"split_of_unknown_size",
+     kOld +
+         "g (float[N,2] x) => (float[M,2] y) <int64 s = {2}, int64 i = {0}> { q = SplitToSequence(x, s) a = SequenceAt(q, i) y = Relu(a) }",
+     "SplitToSequence SequenceAt Relu"},
+    {"split_taken_beyond",
+     kOld +
+         "g (float[4,2] x) => (float[2,2] y) <int64 s = {2}, int64 i = {2}> { q = SplitToSequence(x, s) a = SequenceAt(q, i) y = Relu(a) }",
+     "SplitToSequence SequenceAt Relu"},
+    {"split_taken_by_input",
+     kOld + "g (float[4,2] x, int64 i) => (float[2,2] y) <int64 s = {2}> { q = SplitToSequence(x, s) y = SequenceAt(q, i) }",
+     "SplitToSequence SequenceAt"},
+    {"split_and_joined",
+     kOld + "g (float[4,2] x) => (float[2,4] y) <int64 s = {2}> { q = SplitToSequence(x, s) y = ConcatFromSequence<axis=1>(q) }",
+     "Split Concat"},
+    {"element_of_constructed",
+     kOld + "g (float[2] x, float[3] z) => (float[3] y) <int64 i = {1}> { q = SequenceConstruct(x, z) a = SequenceAt(q, i) y = Relu(a) }",
+     "Relu"},
+    {"constructed_and_stacked",
+     kOld + "g (float[2] x, float[2] z) => (float[2,2] y) { q = SequenceConstruct(x, z) y = ConcatFromSequence<axis=0, new_axis=1>(q) }",
+     "Unsqueeze Unsqueeze Concat"},
+    {"sequence_that_is_used_whole",
+     kOld + "g (float[2] x, float[2] z) => (float[2] y, int64 n) <int64 i = {0}> { q = SequenceConstruct(x, z) a = SequenceAt(q, i) "
+            "y = Relu(a) n = SequenceLength(q) }",
+     "SequenceConstruct Relu SequenceLength"},
     // Branches whose condition is known.
     {"branch_of_constant", kOld + "g (float[2] x) => (float[2] y) <bool c = {1}> { y = " + kBranches + "(c) }", "Relu"},
     {"other_branch_of_constant", kOld + "g (float[2] x) => (float[2] y) <bool c = {0}> { y = " + kBranches + "(c) }", "Exp"},

@@ -113,7 +113,7 @@ const Row kRows[] = {
      "g (int64 n, bool c, float[2] x) => (float[2] y) { y = Loop<body = b (int64 i, bool k, float[2] v) => (bool l, float[2] w) { l = "
      "Identity(k) f = Cast<to=1>(i) w = Add(v, f) }>(n, c, x) }",
      "Cast Loop{Identity Cast Cast Add} Cast"},
-    {"sequence", "g (float[2] x) => (float[2] y) <int64 zero = {0}> { r = Relu(x) s = SequenceConstruct(r, x) y = SequenceAt(s, zero) }",
+    {"sequence", "g (float[2] x, int64 i) => (float[2] y) { r = Relu(x) s = SequenceConstruct(r, x) y = SequenceAt(s, i) }",
      "Cast Relu SequenceConstruct SequenceAt Cast", "Cast Relu Cast SequenceConstruct SequenceAt"},
 };
 
