@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -26,7 +27,9 @@ Target h200() {
 
 Target read_target(const std::string& file) {
   std::ifstream in(file);
-  if (!in) throw Error("'" + file + "' is no target", "use cpu, h100, h200 or a JSON file that describes one", ErrorCode::usage);
+  std::error_code error;
+  if (!in || std::filesystem::is_directory(file, error))
+    throw Error("'" + file + "' is no target", "use cpu, h100, h200 or a JSON file that describes one", ErrorCode::usage);
   nlohmann::json json;
   try {
     json = nlohmann::json::parse(in);

@@ -46,6 +46,14 @@ void refuse_own_source(const std::vector<const Tensor*>& tensors, const fs::path
       throw Error("would overwrite the file that the weights are read from", "write to another name").in_file(target.string());
 }
 
+// They need a file whose bytes can be mapped, and a folder for it.
+void refuse_weights_in_streams(const std::string& model, const std::string& weights) {
+  for (const std::string& path : {model, weights})
+    if (is_stream(path))
+      throw Error("is a device, FIFO or socket, and weights of this size lie in a file beside the model's", "write to a regular file")
+          .in_file(path);
+}
+
 void serialize(const onnx::ModelProto& proto, const std::string& path) {
   int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd < 0) throw Error(std::string("cannot be written: ") + std::strerror(errno), "check the folder and its permissions").in_file(path);
@@ -88,6 +96,7 @@ void write_model(const Model& model, const std::string& path, const WriteOptions
   std::string data_path = (target.parent_path() / data_name).string();
   if (external) {
     refuse_own_source(tensors, data_path);
+    if (!missing) refuse_weights_in_streams(path, data_path);
     data_file.emplace(data_path);
     ExternalWriter writer(data_file->path());
     uint64_t planned = 0;  // where a weight that is missing would lie

@@ -1,10 +1,12 @@
 // Reading and writing: CASES 1 to 15 as far as files and names go, and load-save-load.
 #include "graph/io.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <onnx/checker.h>
 #include <onnx/defs/parser.h>
 #include <onnx/onnx_pb.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -275,6 +277,48 @@ TEST_F(Files, DamagedFilesGiveErrors) {
   auto negative = parse(kAddW);
   external(negative, "w.bin", "0", "16", -4);
   EXPECT_NE(error_of(save(negative)).find("negative"), std::string::npos);
+}
+
+TEST_F(Files, LinksAreFollowedAndStreamsKept) {
+  const Model model = read_model(save(parse("g (float[2] x) => (float[2] y) { y = Relu(x) }")));
+  fs::create_directory(folder_ / "there");
+  save("old", "there/old.onnx");
+  fs::create_symlink("there/old.onnx", path("link.onnx"));
+  fs::create_symlink("link.onnx", path("second.onnx"));
+  fs::create_symlink("there/new.onnx", path("dangling.onnx"));
+  for (const char* link : {"second.onnx", "dangling.onnx"}) {
+    write_model(model, path(link));
+    EXPECT_TRUE(fs::is_symlink(path(link))) << link;
+  }
+  EXPECT_TRUE(fs::is_symlink(path("link.onnx")));
+  for (const char* file : {"there/old.onnx", "there/new.onnx"}) EXPECT_EQ(read_model(path(file)).graph->nodes.size(), 1u) << file;
+  fs::create_symlink("circle.onnx", path("circle.onnx"));
+  fs::create_symlink("there", path("folder.onnx"));
+  for (const char* wrong : {"circle.onnx", "there", "folder.onnx"}) EXPECT_THROW(write_model(model, path(wrong)), Error) << wrong;
+  EXPECT_TRUE(fs::is_symlink(path("folder.onnx")));
+
+  ASSERT_EQ(::mkfifo(path("fifo").c_str(), 0600), 0);
+  const int reader = ::open(path("fifo").c_str(), O_RDONLY | O_NONBLOCK);
+  write_model(model, path("fifo"));
+  std::string bytes(4096, '\0');
+  bytes.resize(static_cast<size_t>(std::max<ssize_t>(::read(reader, bytes.data(), bytes.size()), 0)));
+  ::close(reader);
+  EXPECT_TRUE(fs::is_fifo(path("fifo")));
+  EXPECT_EQ(read_model(save(bytes, "read.onnx")).graph->nodes.size(), 1u);
+  for (const auto& entry : fs::recursive_directory_iterator(folder_))
+    EXPECT_EQ(entry.path().string().find(".part"), std::string::npos) << entry.path();
+}
+
+TEST_F(Files, WeightsOfTheirOwnFileNeedOneBesideTheModel) {
+  auto proto = parse("g (float[512] x) => (float[512] y) { y = Add(x, w) }");
+  external(proto, "w.bin", "0", "2048", 512);
+  save(std::string(2048, '\0'), "w.bin");
+  const Model model = read_model(save(proto));
+  ASSERT_EQ(::mkfifo(path("fifo").c_str(), 0600), 0);
+  EXPECT_THROW(write_model(model, path("fifo"), {.external_above = 0}), Error);
+  EXPECT_FALSE(fs::exists(path("fifo.data")));
+  EXPECT_THROW(write_model(model, path("out.onnx"), {.external_above = 0, .external_name = "fifo"}), Error);
+  EXPECT_TRUE(fs::is_fifo(path("fifo")));
 }
 
 TEST_F(Files, WrongHintsAreNotBelieved) {  // CASE 14
