@@ -5,11 +5,13 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <new>
 #include <nlohmann/json.hpp>
 
 #include "graph/errors.h"
 #include "tools/commands.h"
+#include "tools/options.h"
 #include "tools/text.h"
 
 namespace fretsaw {
@@ -59,6 +61,7 @@ int run_command(int argc, char** argv) {
   add_train(app, outcome);
   add_bench(app, outcome);
   add_devices(app, outcome);
+  for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) refuse_empty_values(*command);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& help) {
@@ -89,6 +92,8 @@ int run_command_line(int argc, char** argv) {
     return code;
   } catch (const Error& error) {
     return report(error.what(), static_cast<int>(error.code()), json);
+  } catch (const std::filesystem::filesystem_error& error) {
+    return report(error.path1().string() + ": " + error.code().message() + "; check the path and its permissions", kModel, json);
   } catch (const std::bad_alloc&) {
     return report("not enough memory for this model; use smaller inputs (--shape), more stages or more micro-batches", kModel, json);
   } catch (const std::length_error&) {

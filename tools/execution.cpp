@@ -84,12 +84,12 @@ void add_execution_options(CLI::App& command, ExecutionSettings& s) {
   add_repeated(command, "--shape", s.shapes, "NAME=D,D,...: fix an input's dimensions");
   command.add_option("--inputs", s.inputs_folder, "A folder with input_K.pb or NAME.npy");
   add_repeated(command, "--input", s.input_files, "NAME=FILE: an input's .pb or .npy file");
-  command.add_option("--random", s.random, "SEED: make inputs up");
+  takes_seed(command.add_option("--random", s.random, "SEED: make inputs up"));
   command.add_option("--micro-batches", s.micro_batches, "Parts a model's batch is run in")->check(CLI::Range(1, 1 << 20));
   command.add_option("--threads", s.threads, "Cores for each CPU rank (without it: the machine's, divided)")->check(CLI::Range(1, 4096));
   command.add_option("--precision", s.precision,
                      "fp32, tf32, fp16 or bf16: the type that weights and activations of a float32 model are computed in");
-  command.add_option("--random-weights", s.random_weights, "SEED: fill missing weights");
+  takes_seed(command.add_option("--random-weights", s.random_weights, "SEED: fill missing weights"));
 }
 
 void check_device(const std::string& device) {
@@ -111,6 +111,19 @@ void check_execution_options(const ExecutionSettings& settings, std::vector<std:
   if (sources > 1) usage_error("more than one of --inputs, --input and --random is given", "keep one of them");
 }
 
+bool has_float32(const Model& model) {
+  const std::vector<Value*> weights = model.graph->initializers();
+  const auto is_float32 = [](const Value* v) {
+    return v->type.dtype == DType::float32 || (v->constant && v->constant->dtype == DType::float32);
+  };
+  return std::any_of(weights.begin(), weights.end(), is_float32) ||
+         std::any_of(model.graph->inputs.begin(), model.graph->inputs.end(), is_float32);
+}
+
+std::string idle_precision(const std::string& precision) {
+  return "--precision " + precision + " has nothing to do: no weight or input of the model is float32";
+}
+
 int machine_cores() {
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0) return CPU_COUNT(&set);
@@ -119,11 +132,15 @@ int machine_cores() {
 
 std::shared_ptr<const Plan> open_plan(const std::string& path, const ExecutionSettings& settings, int micro_batches,
                                       std::vector<std::string>& notes, const Plan* like) {
-  const bool folder = std::filesystem::is_directory(path);
+  std::error_code error;
+  const bool folder = std::filesystem::is_directory(path, error);
   if (folder && !is_plan_folder(path))
     throw Error("is a folder without a plan.json", "give an ONNX file or a folder that `fretsaw partition` wrote").in_file(path);
   Plan plan = folder ? plan_of_folder(path, settings, notes) : plan_of_model(path, settings, micro_batches, like);
   if (!folder) notes.insert(notes.end(), plan.notes.begin(), plan.notes.end());  // a plan's were told when it was made
+  const bool narrows = settings.precision == "fp16" || settings.precision == "bf16";
+  if (narrows && std::none_of(plan.graphs.begin(), plan.graphs.end(), [](const PlanGraph& graph) { return has_float32(*graph.model); }))
+    notes.push_back(idle_precision(settings.precision));
   return std::make_shared<const Plan>(std::move(plan));
 }
 

@@ -28,6 +28,10 @@ void add_execution_options(CLI::App& command, ExecutionSettings& settings);
 void check_device(const std::string& device);
 void check_execution_options(const ExecutionSettings& settings, std::vector<std::string>& notes);
 
+// Whether it has weights or inputs that --precision would narrow, and what to say where nothing has.
+bool has_float32(const Model& model);
+std::string idle_precision(const std::string& precision);
+
 int machine_cores();
 void refuse_training_plan(const std::string& path);  // throws Error that says what does with it
 // The plan at `path`, or the model there as a plan of one stage, its batch divided and outputs merged as in `like` when that is given.

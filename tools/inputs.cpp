@@ -40,10 +40,12 @@ int64_t number_of(const std::string& file) {
 
 std::set<int64_t> numbered_files(const std::string& folder) {
   std::set<int64_t> numbers;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
     const int64_t number = number_of(entry.path().filename().string());
     if (number >= 0) numbers.insert(number);
   }
+  if (error) throw Error("cannot be read: " + error.message(), "check the folder and its permissions").in_file(folder);
   return numbers;
 }
 
@@ -169,7 +171,8 @@ std::vector<InputSlot> input_slots(const Plan& plan) {
 }
 
 Inputs read_input_folder(const Plan& plan, const std::string& folder) {
-  if (!std::filesystem::is_directory(folder))
+  std::error_code error;
+  if (!std::filesystem::is_directory(folder, error))
     throw Error("is no folder", "give the folder that holds input_0.pb or NAME.npy").in_file(folder);
   const std::vector<InputSlot> slots = input_slots(plan);
   std::set<int64_t> untaken = numbered_files(folder);

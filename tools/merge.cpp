@@ -7,6 +7,7 @@
 
 #include "graph/errors.h"
 #include "graph/io.h"
+#include "graph/io/temporary_file.h"
 #include "tools/commands.h"
 #include "tools/execution.h"
 #include "tools/text.h"
@@ -24,7 +25,7 @@ struct Settings {
 // The model's file and that of its weights must not stand in the way of anything, least of all of the plan that is read.
 void check_output(const Settings& settings) {
   std::error_code error;
-  const fs::path folder = fs::absolute(settings.output, error).parent_path();
+  const fs::path folder = fs::absolute(end_of_links(settings.output), error).parent_path();
   if (fs::equivalent(folder, settings.path, error))
     throw Error("lies in the plan's own folder", "write the model to another folder").in_file(settings.output);
   for (const std::string& file : {settings.output, settings.output + ".data"}) {

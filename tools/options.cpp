@@ -6,6 +6,8 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
+#include <optional>
 
 #include "graph/errors.h"
 
@@ -42,10 +44,42 @@ std::vector<std::string> split_names(const std::string& text, const std::set<std
   return names;
 }
 
+// The number that the text is; nullopt for what is none, or not finite.
+std::optional<double> finite(const std::string& text) {
+  char* end = nullptr;
+  const double number = std::strtod(text.c_str(), &end);
+  return !text.empty() && end == text.c_str() + text.size() && std::isfinite(number) ? std::optional(number) : std::nullopt;
+}
+
+std::string no_value(const std::string& text, const std::string& wanted) {
+  return "'" + text + "' is not " + wanted;
+}
+
 }  // namespace
 
 CLI::Option* add_repeated(CLI::App& app, const std::string& name, std::vector<std::string>& values, const std::string& help) {
   return app.add_option(name, values, help)->type_size(1)->allow_extra_args(false);
+}
+
+CLI::Option* from_zero(CLI::Option* option) {
+  return option->check([](const std::string& text) { return finite(text).value_or(-1) >= 0 ? "" : no_value(text, "a number from 0 on"); });
+}
+
+CLI::Option* above_zero(CLI::Option* option) {
+  return option->check([](const std::string& text) { return finite(text).value_or(0) > 0 ? "" : no_value(text, "a number above 0"); });
+}
+
+CLI::Option* takes_seed(CLI::Option* option) {
+  return option->check([](const std::string& text) {
+    uint64_t seed = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
+    return error == std::errc() && end == text.data() + text.size() ? "" : no_value(text, "a whole number from 0 to 18446744073709551615");
+  });
+}
+
+void refuse_empty_values(CLI::App& command) {
+  for (CLI::Option* option : command.get_options())
+    option->check([](const std::string& text) { return text.empty() ? "the value is empty: give one, or leave the option out" : ""; });
 }
 
 void usage_error(const std::string& problem, const std::string& remedy) {
@@ -88,12 +122,14 @@ std::map<std::string, Dims> parse_shapes(const std::vector<std::string>& texts) 
 
 Mesh parse_mesh(const std::string& text) {
   Mesh mesh;
+  std::set<std::string> named;
   int tensor_x = 1;
   if (text.empty()) return mesh;
   if (text == "auto")
     not_supported("--mesh auto", "the planner that chooses a mesh is not part of this build", "name the axes, as in --mesh pipeline=2");
   for (const std::string& part : split(text, ',')) {
     const auto [axis, number] = parse_pair("--mesh", part);
+    if (!named.insert(axis).second) usage_error("--mesh names the axis '" + axis + "' twice", "write each axis once");
     const int64_t size = parse_integer("--mesh " + axis, number);
     if (size < 1 || size > 65536) usage_error("--mesh " + axis + "=" + number + " is not a number of ranks", "write 1 or more");
     if (axis == "pipeline") {

@@ -20,6 +20,13 @@ namespace fretsaw {
 // An option that may be given several times with one value each.
 CLI::Option* add_repeated(CLI::App& app, const std::string& name, std::vector<std::string>& values, const std::string& help);
 
+// What an option refuses, in few words: all but finite numbers from 0 on, or above 0; all but whole numbers that uint64_t holds.
+CLI::Option* from_zero(CLI::Option* option);
+CLI::Option* above_zero(CLI::Option* option);
+CLI::Option* takes_seed(CLI::Option* option);
+// Of every option that the command has now: an empty text would count as an option that is not given.
+void refuse_empty_values(CLI::App& command);
+
 // All of these throw Error with code usage, naming the option and its value.
 [[noreturn]] void usage_error(const std::string& problem, const std::string& remedy = "");
 [[noreturn]] void not_supported(const std::string& what, const std::string& why,

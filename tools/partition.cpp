@@ -89,7 +89,8 @@ PartitionOptions options_of(const Settings& settings, const Model& model, std::v
 
 void partition_command(const Settings& settings) {
   parse_mesh(settings.mesh);  // wrong usage is told before a file is opened
-  if (std::filesystem::exists(settings.output) && !settings.overwrite && !std::filesystem::is_empty(settings.output))
+  std::error_code error;
+  if (std::filesystem::exists(settings.output, error) && !settings.overwrite && !std::filesystem::is_empty(settings.output, error))
     throw Error("there is something at this path already", "choose another folder or add --overwrite").in_file(settings.output);
   const bool may_miss = settings.structure_only || !settings.weights.empty();
   Model model = read_model(settings.path, {.allow_missing_weights = may_miss});

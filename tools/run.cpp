@@ -157,10 +157,9 @@ void add_run(CLI::App& app, Outcome& outcome) {
   command->add_option("--output", s->output, "Write output_K.pb and outputs.json into this folder");
   command->add_option("--expect", s->expect, "Compare with the output_K.pb of this folder");
   command->add_option("--compare", s->compare, "Run this model whole on the same inputs and compare");
-  command->add_option("--rtol", s->tolerance.rtol, "Relative tolerance (1e-4 in float32)")->check(CLI::NonNegativeNumber);
-  command->add_option("--atol", s->tolerance.atol, "Absolute tolerance (1e-5 in float32)")->check(CLI::NonNegativeNumber);
-  command->add_option("--range-tol", s->tolerance.range_tol, "Tolerance as a share of the output's largest value")
-      ->check(CLI::NonNegativeNumber);
+  from_zero(command->add_option("--rtol", s->tolerance.rtol, "Relative tolerance (1e-4 in float32)"));
+  from_zero(command->add_option("--atol", s->tolerance.atol, "Absolute tolerance (1e-5 in float32)"));
+  from_zero(command->add_option("--range-tol", s->tolerance.range_tol, "Tolerance as a share of the output's largest value"));
   command->add_option("--repeat", s->repeat, "Timed runs")->check(CLI::Range(1, 1 << 30));
   command->add_option("--warmup", s->warmup, "Runs before them")->check(CLI::Range(0, 1 << 30));
   command->add_option("--trace", s->trace, "Write a Chrome trace of the last run to this file");

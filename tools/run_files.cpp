@@ -41,10 +41,31 @@ Json value_json(const std::string& name, const Type& type, const RuntimeValue& v
   return out;
 }
 
+bool is_numbered(const std::string& file, const std::string& prefix) {
+  constexpr std::string_view kSuffix = ".pb";
+  if (!file.starts_with(prefix) || !file.ends_with(kSuffix) || file.size() <= prefix.size() + kSuffix.size()) return false;
+  return file.find_first_not_of("0123456789", prefix.size()) == file.size() - kSuffix.size();
+}
+
+void remove_earlier_files(const std::string& folder, const std::string& prefix, size_t count) {
+  std::set<std::string> own;
+  for (size_t i = 0; i < count; ++i) own.insert(prefix + std::to_string(i) + ".pb");
+  std::vector<fs::path> earlier;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename().string();
+    if (is_numbered(name, prefix) && !own.contains(name) && !entry.is_directory(error)) earlier.push_back(entry.path());
+  }
+  for (const fs::path& path : earlier) {
+    fs::remove(path, error);
+    if (error) throw Error("is of an earlier run and cannot be removed: " + error.message(), "remove it").in_file(path.string());
+  }
+}
+
 void write_outputs(const Plan& plan, const std::vector<RuntimeValue>& outputs, const std::string& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
-  if (error || !fs::is_directory(folder)) throw Error("can't be made a folder", "choose another place for --output").in_file(folder);
+  if (error || !fs::is_directory(folder, error)) throw Error("can't be made a folder", "choose another place for --output").in_file(folder);
   Json list = Json::array();
   for (size_t i = 0; i < outputs.size(); ++i) {
     const std::string file = "output_" + std::to_string(i) + ".pb";
@@ -55,6 +76,7 @@ void write_outputs(const Plan& plan, const std::vector<RuntimeValue>& outputs, c
     one["file"] = file;
     list.push_back(one);
   }
+  remove_earlier_files(folder, "output_", outputs.size());
   write_whole((fs::path(folder) / "outputs.json").string(), [&](const std::string& path) {
     write_text(dump({{"outputs", list}}) + "\n", path);
   });

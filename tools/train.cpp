@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "graph/errors.h"
+#include "graph/io/temporary_file.h"
 #include "graph/training/lr_schedule.h"
 #include "runtime/training/background_checkpoints.h"
 #include "runtime/training/read_ahead.h"
@@ -76,7 +77,7 @@ int64_t steps_of(const TrainSettings& settings, const DataSource& data) {
   return data.in_batches() || settings.batch == 0 ? samples : (samples - 1) / settings.batch + 1;
 }
 
-// K.pb with the parameter's name in it, K from 0 on in the order of the model's initializers.
+// K.pb with the parameter's name in it, K from 0 on in the order of the model's initializers, and no others.
 void save_gradients(const Trainer& trainer, const std::string& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
@@ -87,6 +88,7 @@ void save_gradients(const Trainer& trainer, const std::string& folder) {
     write_value_file(value, Type::tensor(value.tensor.dtype, shape_of(value.tensor.dims)), name,
                      (fs::path(folder) / (std::to_string(number++) + ".pb")).string());
   }
+  remove_earlier_files(folder, "", number);
 }
 
 class TrainingRun {
@@ -125,6 +127,9 @@ class TrainingRun {
     }
     finish_updates();
     checkpoints_.finish();
+    if (run_.skipped > 0 && run_.skipped == static_cast<int64_t>(run_.losses.size()))
+      std::fprintf(stderr,
+                   "warning: every step was skipped: the loss or a gradient was never finite; look at the data, or use --detect-anomaly\n");
     if (saves_gradients_ && !run_.losses.empty()) std::fprintf(stderr, "note: --save-gradients wrote nothing: every step was skipped\n");
     return std::move(run_);
   }
@@ -280,7 +285,7 @@ void write_export(const Model& model, const std::string& path) {
   try {
     write_model(model, path);
   } catch (const Error& e) {
-    if (!e.file().starts_with(path)) throw;
+    if (!e.file().starts_with(end_of_links(path))) throw;
     throw Error(e.problem(), e.remedy(), e.code()).in_file(path);
   }
 }
@@ -292,7 +297,8 @@ int stopped(const Run& run, const TrainSettings& settings) {
   return kOfSignals + run.stopped_by;
 }
 
-void note_idle_options(const TrainSettings& s, const DataSource& data, const TrainingPlan& plan) {
+void note_idle_options(const TrainSettings& s, const DataSource& data, const TrainingPlan& plan, bool narrows) {
+  if (!narrows && (s.precision == "fp16" || s.precision == "bf16")) std::fprintf(stderr, "note: %s\n", idle_precision(s.precision).c_str());
   if (s.told.contains("--seed") && data.in_batches() && !plan.draws_masks)
     std::fprintf(stderr, "note: --seed has nothing to do: batches come in their order, and the model draws no random numbers\n");
   if (s.device == "cpu" && !s.devices.empty())
@@ -317,7 +323,8 @@ int run_command(TrainSettings settings) {
   TrainingPlan plan;
   std::optional<Checkpoint> checkpoint;
   std::set<std::string> taken;  // initializers, from the checkpoint
-  if (fs::is_directory(settings.path)) {
+  std::error_code error;
+  if (fs::is_directory(settings.path, error)) {
     plan = open_training_plan(settings);
     check_train_settings(settings);
     if (!settings.export_path.empty() || !settings.eval.empty()) model = source_of(*plan.plan);
@@ -337,7 +344,7 @@ int run_command(TrainSettings settings) {
   std::unique_ptr<Evaluation> evaluation;
   if (!settings.eval.empty()) evaluation = std::make_unique<Evaluation>(*model, settings, plan);
   for (const std::string& note : plan.plan->notes) std::fprintf(stderr, "note: %s\n", note.c_str());
-  note_idle_options(settings, *data, plan);
+  note_idle_options(settings, *data, plan, !model || has_float32(*model));
   const TrainerOptions options = trainer_options(settings, *plan.plan);
   Trainer trainer(std::move(plan), options);
   const int64_t first = checkpoint ? resume(trainer, *data, *checkpoint, taken) : 0;

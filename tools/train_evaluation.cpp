@@ -16,7 +16,8 @@ namespace fs = std::filesystem;
 
 std::string evaluation_data(const std::string& path) {
   const fs::path tokens = fs::path(path) / "val.bin";
-  return fs::exists(tokens) ? tokens.string() : path;
+  std::error_code error;
+  return fs::exists(tokens, error) ? tokens.string() : path;
 }
 
 // A batch that is baked into the file would not take the last, smaller one.
@@ -54,6 +55,7 @@ Evaluation::Evaluation(const Model& source, const TrainSettings& settings, const
     : source_(source), settings_(settings), inputs_(plan.plan->inputs), target_(plan.target) {
   DataOptions options = data_options(settings, plan);
   options.shuffle = false, options.wrap = false;
+  for (auto& [name, type] : options.types) type.shape.reset();  // those of the training's batches
   data_ = open_data(evaluation_data(settings.eval), options);
   check_inputs(*data_, inputs_);
   if (!data_->in_batches() && settings.batch == 0)

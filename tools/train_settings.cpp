@@ -3,7 +3,6 @@
 
 #include <CLI/App.hpp>
 #include <algorithm>
-#include <cmath>
 #include <set>
 
 #include "graph/training/name_pattern.h"
@@ -48,6 +47,14 @@ DType token_type(const Type& type) {
   return type.is_tensor() && type.dtype == DType::int32 ? DType::int32 : DType::int64;
 }
 
+// A batch may have any size.
+Type type_in_data(const PlanInput& input) {
+  Type type = input.type;
+  const auto axis = static_cast<size_t>(std::max(input.batch_axis, 0));
+  if (input.batch_axis >= 0 && type.shape && axis < type.shape->size() && (*type.shape)[axis].known()) (*type.shape)[axis] = Dim();
+  return type;
+}
+
 // Numbers that are told, but say nothing.
 void check_numbers(const TrainSettings& s) {
   const auto check = [&](const std::string& option, int64_t value) {
@@ -56,7 +63,6 @@ void check_numbers(const TrainSettings& s) {
   };
   check("--steps", s.steps), check("--epochs", s.epochs), check("--batch", s.batch), check("--sequence", s.sequence);
   if (s.steps > 0 && s.epochs > 0) usage_error("--steps and --epochs both say how long to train", "keep one of them");
-  if (!std::isfinite(s.clip)) usage_error("--clip is no finite number", "leave it out, or give the largest norm");
   if (s.told.contains("--keep") && s.checkpoints.empty())
     usage_error("--keep says how many checkpoints stay, and --checkpoint is missing", "add --checkpoint DIR, or leave --keep out");
   if (s.overwrite && s.save_plan.empty())
@@ -69,7 +75,7 @@ void add_model_options(CLI::App& c, TrainSettings& s) {
   c.add_option("--loss", s.loss, "softmax_cross_entropy[:ignore_index=K,label_smoothing=E], mse, l1, bce_with_logits, output[:NAME]");
   c.add_option("--optimizer", s.optimizer, "sgd, adam, adamw or lamb, with settings: adamw:lr=1e-3,weight_decay=0.01");
   c.add_option("--lr", s.lr, "The learning rate: a number, or constant, linear, cosine, step with settings");
-  c.add_option("--clip", s.clip, "The largest global norm of the gradient")->check(CLI::NonNegativeNumber);
+  from_zero(c.add_option("--clip", s.clip, "The largest global norm of the gradient"));
   c.add_option("--train", s.train, "PATTERN|PATTERN: only parameters whose names match are trained");
   c.add_option("--freeze", s.freeze, "PATTERN|PATTERN: parameters that stay as they are");
   c.add_flag("--sync-batch-norm", s.sync_batch_norm, "BatchNormalization by the statistics of all data ranks");
@@ -81,7 +87,7 @@ void add_data_options(CLI::App& c, TrainSettings& s) {
   c.add_option("--sequence", s.sequence, "Tokens of a sample, of token files");
   c.add_option("--steps", s.steps, "Updates to make");
   c.add_option("--epochs", s.epochs, "Times through the data, where --steps is not given");
-  c.add_option("--seed", s.seed, "Of the order of samples and of random numbers; a run that is resumed keeps its own");
+  takes_seed(c.add_option("--seed", s.seed, "Of the order of samples and of random numbers; a run that is resumed keeps its own"));
   c.add_option("--eval", s.eval, "DIR or FILE: other data, on which the loss is measured; of nanoGPT's folder its val.bin");
   c.add_option("--eval-every", s.eval_every, "Steps between evaluations (without it: after the last step)");
 }
@@ -93,8 +99,7 @@ void add_cut_options(CLI::App& c, TrainSettings& s) {
   c.add_option("--micro-batches", s.micro_batches, "Parts a data rank's batch is run in")->check(CLI::Range(1, 1 << 20));
   c.add_option("--zero", s.zero, "Divided over data ranks: 1 what the optimizer keeps, 2 and gradients, 3 and parameters")
       ->check(CLI::Range(0, 3));
-  c.add_option("--bucket-mb", s.bucket_mb, "MiB of gradients that ranks add up in one exchange, beside the backward pass")
-      ->check(CLI::PositiveNumber);
+  above_zero(c.add_option("--bucket-mb", s.bucket_mb, "MiB of gradients that ranks add up in one exchange, beside the backward pass"));
   c.add_option("--recompute", s.recompute, "What the backward pass computes once more: none, all, or auto (as memory asks for)");
   c.add_option("--precision", s.precision, "fp32, tf32, fp16 or bf16: what forward and backward compute in; parameters stay float32");
   c.add_option("--memory", s.memory, "SIZE: the memory of one device, as 8GiB");
@@ -196,6 +201,7 @@ DataOptions data_options(const TrainSettings& s, const TrainingPlan& plan) {
   std::vector<const PlanInput*> inputs;
   for (const PlanInput& input : plan.plan->inputs) {
     options.inputs.push_back(input.name);
+    options.types[input.name] = type_in_data(input);
     if (input.name != plan.target) inputs.push_back(&input);
     if (input.name == plan.target) options.next_tokens = input.name, options.next_type = token_type(input.type);
   }

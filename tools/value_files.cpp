@@ -14,9 +14,11 @@ namespace fretsaw {
 namespace {
 
 std::string read_bytes(const std::string& path) {
+  std::error_code error;
   std::ifstream in(path, std::ios::binary | std::ios::ate);
-  if (!in || std::filesystem::is_directory(path)) throw Error("can't be read", "check that the file exists").in_file(path);
-  std::string bytes(static_cast<size_t>(in.tellg()), '\0');
+  const std::streamoff size = in && !std::filesystem::is_directory(path, error) ? static_cast<std::streamoff>(in.tellg()) : -1;
+  if (size < 0) throw Error("can't be read", "check that it is there, and a regular file").in_file(path);
+  std::string bytes(static_cast<size_t>(size), '\0');
   in.seekg(0);
   in.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   if (!in) throw Error("can't be read to its end").in_file(path);

@@ -17,13 +17,15 @@ namespace fs = std::filesystem;
 class ArraySource : public SampledSource {
  public:
   ArraySource(const std::string& folder, const DataOptions& options) : SampledSource(folder, options) {
-    for (const auto& entry : fs::directory_iterator(folder)) {
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(folder, error)) {
       const std::string name = entry.path().stem().string();
       if (entry.path().extension() != ".npy") continue;
       names_.insert(name);
       if (options.inputs.empty() || std::find(options.inputs.begin(), options.inputs.end(), name) != options.inputs.end())
         add(entry.path());
     }
+    if (error) throw Error("cannot be read: " + error.message(), "check the folder and its permissions").in_file(folder);
     if (names_.empty()) throw Error("holds no .npy file", "write arrays as x.npy and target.npy").in_file(folder);
   }
 

@@ -37,8 +37,9 @@ std::optional<BatchFile> parse_file_name(const fs::path& path) {
 
 class BatchFolder : public DataSource {
  public:
-  BatchFolder(const std::string& folder, const DataOptions& options) : DataSource(folder) {
-    for (const auto& entry : fs::directory_iterator(folder)) {
+  BatchFolder(const std::string& folder, const DataOptions& options) : DataSource(folder), types_(options.types) {
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(folder, error)) {
       const auto file = parse_file_name(entry.path());
       if (!file) continue;
       names_.insert(file->name);
@@ -47,6 +48,7 @@ class BatchFolder : public DataSource {
       if (!added)
         throw Error("is there twice, with another number of zeros before its step", "keep one of them").in_file(entry.path().string());
     }
+    if (error) throw Error("cannot be read: " + error.message(), "check the folder and its permissions").in_file(folder);
     if (names_.empty()) throw Error("holds no file named NAME_S.pb", "name batches x_0.pb, target_0.pb, x_1.pb, ...").in_file(folder);
     check_complete();
   }
@@ -63,7 +65,11 @@ class BatchFolder : public DataSource {
   Batch next(int64_t batch) override {
     const auto step = std::next(steps_.begin(), position_.sample % epoch_size());
     Batch values;
-    for (const auto& [name, file] : step->second) values[name] = value_of(*read_tensor_file(file));
+    for (const auto& [name, file] : step->second) {
+      const TensorPtr tensor = read_tensor_file(file);
+      check_type(name, *tensor, file);
+      values[name] = value_of(*tensor);
+    }
     if (batch > 0) check_size(step->second, values, batch);
     if (++position_.sample >= epoch_size()) position_ = {position_.epoch + 1, 0};
     return values;
@@ -77,6 +83,21 @@ class BatchFolder : public DataSource {
     RuntimeValue value = room_for(tensor.dtype, tensor.dims);
     copy_in_parallel(value.tensor.data, tensor.data, tensor.bytes(), omp_get_max_threads());
     return value;
+  }
+
+  void check_type(const std::string& name, const Tensor& tensor, const std::string& file) const {
+    const auto found = types_.find(name);
+    if (found == types_.end() || !found->second.is_tensor()) return;
+    const Type& type = found->second;
+    bool fits = type.dtype == DType::undefined || type.dtype == tensor.dtype;
+    if (type.shape) fits = fits && type.shape->size() == tensor.dims.size();
+    for (size_t i = 0; fits && type.shape && i < tensor.dims.size(); ++i)
+      fits = !(*type.shape)[i].known() || (*type.shape)[i].value == tensor.dims[i];
+    if (!fits)
+      throw Error("holds " + to_string(Type::tensor(tensor.dtype, shape_of(tensor.dims))) + ", and the model's input '" + name +
+                      "' takes " + to_string(type),
+                  "write it as the model takes it")
+          .in_file(file);
   }
 
   void check_complete() const {
@@ -109,6 +130,7 @@ class BatchFolder : public DataSource {
 
   std::set<std::string> names_;  // of all files
   std::map<int64_t, Files> steps_;
+  std::map<std::string, Type> types_;
 };
 
 }  // namespace

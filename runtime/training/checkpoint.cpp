@@ -44,9 +44,35 @@ int64_t count_at(const Json& json, const std::string& field) {
 }
 
 Json read_json(const std::string& path) {
+  std::error_code error;
+  if (!fs::exists(path, error)) throw Error("is missing: the checkpoint is not complete");
   const auto file = MappedFile::open(path);
   const auto* text = reinterpret_cast<const char*>(file->bytes().data());
   return Json::parse(text, text + file->bytes().size());
+}
+
+// "key 'step' not found", without the library's "[json.exception.out_of_range.403] " before it.
+std::string what_of(const Json::exception& e) {
+  const std::string text = e.what();
+  const size_t end = text.find("] ");
+  return end == std::string::npos ? text : text.substr(end + 2);
+}
+
+// The folders in `root` that are named as checkpoints, by step.
+std::vector<std::string> step_folders(const std::string& root) {
+  std::vector<std::pair<int64_t, std::string>> found;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(root, error))
+    if (const auto step = step_of(entry.path().filename().string())) found.emplace_back(*step, entry.path().string());
+  std::sort(found.begin(), found.end());
+  std::vector<std::string> folders;
+  for (auto& [step, folder] : found) folders.push_back(std::move(folder));
+  return folders;
+}
+
+bool has_manifest(const std::string& folder) {
+  std::error_code error;
+  return fs::exists(fs::path(folder) / kManifestFile, error);
 }
 
 }  // namespace
@@ -114,8 +140,10 @@ Checkpoint Checkpoint::open(const std::string& folder) {
   checkpoint.folder_ = folder;
   try {
     ManifestReader(checkpoint).read(read_json(path));
+  } catch (const Json::parse_error&) {
+    throw Error("is damaged: it is cut off, or no JSON", kDamaged).in_file(path);
   } catch (const Json::exception& e) {
-    throw Error(std::string("is damaged: ") + e.what(), kDamaged).in_file(path);
+    throw Error("is damaged: " + what_of(e), kDamaged).in_file(path);
   } catch (const Error& e) {
     throw(e.remedy().empty() ? Error(e.problem(), kDamaged, e.code()).in_file(e.file()) : e).in_file(path);
   }
@@ -158,14 +186,8 @@ TensorPtr Checkpoint::read(const std::string& tensor, const Dims& start, const D
 }
 
 std::vector<std::string> list_checkpoints(const std::string& root) {
-  std::vector<std::pair<int64_t, std::string>> found;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(root, error))
-    if (const auto step = step_of(entry.path().filename().string()); step && fs::exists(entry.path() / kManifestFile))
-      found.emplace_back(*step, entry.path().string());
-  std::sort(found.begin(), found.end());
-  std::vector<std::string> folders;
-  for (auto& [step, folder] : found) folders.push_back(std::move(folder));
+  std::vector<std::string> folders = step_folders(root);
+  std::erase_if(folders, [](const std::string& folder) { return !has_manifest(folder); });
   return folders;
 }
 
@@ -183,8 +205,8 @@ std::vector<std::string> checkpoints_after(const std::string& root, int64_t step
 }
 
 Checkpoint open_newest_checkpoint(const std::string& path, std::vector<std::string>& notes) {
-  if (fs::exists(fs::path(path) / kManifestFile)) return Checkpoint::open(path);
-  std::vector<std::string> folders = list_checkpoints(path);
+  if (has_manifest(path) || step_of(fs::path(path).filename().string())) return Checkpoint::open(path);
+  std::vector<std::string> folders = step_folders(path);
   for (; !folders.empty(); folders.pop_back()) {
     try {
       return Checkpoint::open(folders.back());

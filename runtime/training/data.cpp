@@ -28,7 +28,8 @@ std::unique_ptr<DataSource> open_folder(const std::string& folder, const DataOpt
   if (batches && arrays) throw Error("holds both .pb and .npy files", "keep batches and arrays in folders of their own").in_file(folder);
   if (batches) return open_batch_folder(folder, options);
   if (arrays) return open_arrays(folder, options);
-  if (fs::exists(tokens)) return open_tokens(tokens, options);
+  std::error_code error;
+  if (fs::exists(tokens, error)) return open_tokens(tokens, options);
   throw Error("holds no training data", kAllowed).in_file(folder);
 }
 

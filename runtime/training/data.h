@@ -25,6 +25,7 @@ struct DataOptions {
   // A batch that reaches the end of an epoch goes on with the next one; false: it is smaller instead (for evaluation).
   bool wrap = true;
   std::vector<std::string> inputs;                            // files of other names are not looked at; empty: all are
+  std::map<std::string, Type> types;                          // of inputs; of folders of batches, every file is held to them
   int64_t sequence = 0;                                       // of tokens: the length S of a window
   std::string tokens = "x", next_tokens = "target";           // of tokens: the inputs that they go to
   DType token_type = DType::int64, next_type = DType::int64;  // int64 or int32

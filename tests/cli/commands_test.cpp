@@ -1,6 +1,9 @@
 // The command line's contract: exit codes, the form of errors, the fields of JSON, the files that are written.
+#include <fcntl.h>
 #include <gmock/gmock.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -13,7 +16,9 @@ namespace fretsaw {
 namespace {
 
 using nlohmann::json;
+using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 using testing::StartsWith;
 
 TEST_F(CommandTest, WrongUsageExitsWith2AndOneLine) {
@@ -57,6 +62,44 @@ TEST_F(CommandTest, WrongUsageExitsWith2AndOneLine) {
   }
 }
 
+TEST_F(CommandTest, EmptyValuesAreRefused) {
+  const std::string model = write_mlp("m.onnx", 0);
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"train", model, "--data", path("d"), "--export", ""}, "--export"},
+      {{"train", model, "--data", path("d"), "--resume", ""}, "--resume"},
+      {{"train", model, "--data", ""}, "--data"},
+      {{"train", model, "--shape", ""}, "--shape"},
+      {{"run", model, "--trace="}, "--trace"},
+      {{"run", model, "--random", ""}, "--random"},
+      {{"run", ""}, "model"},
+      {{"partition", model, "-o", ""}, "--output"},
+      {{"merge", "", "-o", path("x.onnx")}, "plan"},
+  };
+  for (const auto& [arguments, option] : cases) {
+    const CommandResult result = fretsaw(arguments);
+    EXPECT_EQ(result.exit_code, 2) << testing::PrintToString(arguments) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(option + ": ")) << testing::PrintToString(arguments);
+  }
+}
+
+TEST_F(CommandTest, NumbersOutOfRangeAreToldInFewWords) {
+  const std::string model = write_mlp("m.onnx", 0);
+  const std::vector<std::vector<std::string>> cases = {
+      {"run", "--random", "-1"},      {"run", "--random-weights", "99999999999999999999999"},
+      {"train", "--seed", "-1"},      {"train", "--seed", "99999999999999999999999"},
+      {"train", "--seed", "1.5"},     {"train", "--clip", "inf"},
+      {"train", "--bucket-mb", "-1"}, {"train", "--bucket-mb", "0"},
+      {"run", "--rtol", "-1"},
+  };
+  for (const auto& arguments : cases) {
+    const CommandResult result = fretsaw({arguments[0], model, arguments[1], arguments[2]});
+    EXPECT_EQ(result.exit_code, 2) << testing::PrintToString(arguments) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(arguments[1] + ": "));
+    EXPECT_THAT(result.err, HasSubstr(arguments[2]));
+    EXPECT_LT(result.err.size(), 160U) << result.err;
+  }
+}
+
 TEST_F(CommandTest, WhatIsNotSupportedSaysSo) {
   const std::string model = write_mlp("m.onnx", 0);
   EXPECT_THAT(fretsaw({"partition", model, "-o", path("p"), "--mesh", "spatial=2"}).err, HasSubstr("is not supported: "));
@@ -88,6 +131,50 @@ TEST_F(CommandTest, FilesAtFaultExitWith3AndAreNamed) {
     EXPECT_THAT(result.err, StartsWith("fretsaw: error: "));
     EXPECT_THAT(result.err, HasSubstr(named));
   }
+}
+
+TEST_F(CommandTest, OddPathsAreNoInternalErrors) {
+  const std::string model = write_mlp("m.onnx", 0), circle = path("circle"), fifo = path("fifo");
+  std::filesystem::create_symlink("circle", circle);
+  std::filesystem::create_directories(path("folder/output_0.pb"));
+  write_text("", path("empty"));
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  const std::string long_name = path(std::string(300, 'n'));
+  for (const std::string& odd : {circle, fifo, path("empty"), long_name, path("empty") + "/below"}) {
+    const std::vector<std::vector<std::string>> cases = {
+        {"partition", model, "-o", odd, "--mesh", "pipeline=2"},
+        {"run", model, "--inputs", odd},
+        {"run", model, "--random", "1", "--output", odd},
+        {"train", model, "--data", odd},
+        {"train", model, "--data", path("folder"), "--resume", odd},
+    };
+    for (const auto& arguments : cases) {
+      const CommandResult result = fretsaw(arguments);
+      EXPECT_TRUE(result.exit_code == 2 || result.exit_code == 3) << testing::PrintToString(arguments) << result.err;
+      EXPECT_THAT(result.err, HasSubstr(odd)) << testing::PrintToString(arguments);
+      EXPECT_THAT(result.err, Not(HasSubstr("internal error")));
+    }
+  }
+  for (const std::string& odd : {circle, long_name})
+    for (const char* command : {"inspect", "check", "run", "train", "bench", "simulate"})
+      EXPECT_THAT(fretsaw({command, odd}).err, Not(HasSubstr("internal error"))) << command;
+  const std::vector<std::vector<std::string>> folders = {{"partition", model, "-o", path("p"), "--target", path("folder")},
+                                                         {"run", model, "--random", "1", "--expect", path("folder")}};
+  for (const auto& arguments : folders)
+    EXPECT_THAT(fretsaw(arguments).err, AllOf(HasSubstr(path("folder")), Not(HasSubstr("internal error"))));
+}
+
+TEST_F(CommandTest, StreamsAreWrittenToAsTheyAre) {
+  const std::string model = write_mlp("m.onnx", 1), fifo = path("fifo");
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  const int reader = open(fifo.c_str(), O_RDONLY | O_NONBLOCK);
+  const CommandResult run = fretsaw({"run", model, "--random", "1", "--trace", fifo});
+  std::string text(65536, '\0');
+  text.resize(static_cast<size_t>(std::max<ssize_t>(read(reader, text.data(), text.size()), 0)));
+  close(reader);
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_TRUE(std::filesystem::is_fifo(fifo));
+  EXPECT_THAT(text, HasSubstr("traceEvents"));
 }
 
 TEST_F(CommandTest, ErrorsWhileRunningNameTheFileAndTheNode) {
@@ -274,7 +361,10 @@ TEST_F(CommandTest, CutsWhereTheUserSays) {
 
 TEST_F(CommandTest, RunWritesOutputsThatItCanCompareWith) {
   const std::string model = write_mlp("m.onnx", 5);
+  std::filesystem::create_directory(path("out"));
+  for (const char* earlier : {"out/output_0.pb", "out/output_1.pb"}) write_text("earlier", path(earlier));
   ASSERT_EQ(fretsaw({"run", model, "--random", "1", "--output", path("out")}).exit_code, 0);
+  EXPECT_FALSE(std::filesystem::exists(path("out/output_1.pb")));
   EXPECT_EQ(json::parse(read_text(path("out/outputs.json")))["outputs"][0]["shape"], json({5, 2}));
   EXPECT_EQ(read_tensor_file(path("out/output_0.pb"))->dims, (Dims{5, 2}));
   EXPECT_EQ(fretsaw({"run", model, "--random", "1", "--expect", path("out")}).exit_code, 0);
@@ -407,6 +497,8 @@ TEST_F(CommandTest, MergeRefusesWhatItCanNotDo) {
     EXPECT_THAT(result.err, HasSubstr(says));
   };
   expect_refused({"merge", path("plan"), "-o", path("plan/stage0.tensor0.onnx"), "--overwrite"}, "the plan's own folder");
+  std::filesystem::create_symlink(path("plan/plan.json"), path("link.onnx"));
+  expect_refused({"merge", path("plan"), "-o", path("link.onnx"), "--overwrite"}, "the plan's own folder");
   ASSERT_EQ(fretsaw(arguments).exit_code, 0);
   expect_refused(arguments, "merged.onnx: there is something at this path already");
   auto again = arguments;

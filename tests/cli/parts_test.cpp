@@ -52,7 +52,8 @@ TEST(Options, Mesh) {
   EXPECT_EQ(parse_mesh("data=1,pipeline=2,tensor=3").tensor, 3);
   EXPECT_EQ(parse_mesh("data=3,pipeline=2").data, 3);
   EXPECT_EQ(parse_mesh("").size(), 1);
-  for (const char* text : {"pipeline", "pipeline=x", "pipeline=0", "rows=2", "tensor=0", "auto"}) {
+  for (const char* text :
+       {"pipeline", "pipeline=x", "pipeline=0", "rows=2", "tensor=0", "auto", "pipeline=2,pipeline=3", "data=1,data=1"}) {
     try {
       parse_mesh(text);
       ADD_FAILURE() << text;

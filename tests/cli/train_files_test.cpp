@@ -1,11 +1,15 @@
 // What the command train reads and writes besides checkpoints: files of data, targets, plans, and what it says of them.
+#include <fcntl.h>
 #include <gmock/gmock.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <limits>
+#include <set>
 
 #include "graph/io.h"
 #include "tests/cli/training_data.h"
@@ -49,6 +53,35 @@ TEST_F(TrainFilesTest, TargetsAreCheckedBeforeTraining) {
   write_model(mlp(0, 4096), path("big.onnx"), {.external_above = 0, .external_name = "weights"});
   model_ = path("big.onnx");
   EXPECT_THAT(error({"--export", path("weights")}), HasSubstr("weights"));
+}
+
+TEST_F(TrainFilesTest, NothingIsWrittenOverTheDataOrTwice) {
+  const std::string before = read_text(path("data/x.npy"));
+  std::filesystem::create_symlink(path("data/x.npy"), path("link"));
+  std::filesystem::create_directory(path("g"));
+  write_samples(path("other"), 8);
+  for (const char* option : {"--export", "--log", "--trace"}) {
+    for (const std::string& file : {path("data/x.npy"), path("data/../data/x.npy"), path("link")})
+      EXPECT_THAT(error({option, file}), AllOf(HasSubstr(file + ": " + option), HasSubstr("the data is read from"))) << file;
+    EXPECT_THAT(error({"--eval", path("other"), option, path("other/target.npy")}), HasSubstr("the data is read from"));
+  }
+  EXPECT_EQ(read_text(path("data/x.npy")), before);
+  for (const Arguments& twice : {Arguments{"--log", path("same"), "--trace", path("same")},
+                                 {"--export", path("same"), "--log", path("g/../same")},
+                                 {"--export", path("same"), "--log", path("same.data")},
+                                 {"--log", path("g/7.pb"), "--save-gradients", path("g")},
+                                 {"--checkpoint", path("c"), "--save-gradients", path("c/")},
+                                 {"--save-plan", path("p"), "--checkpoint", path("p/c")}})
+    EXPECT_THAT(error(twice), HasSubstr("writes there too")) << testing::PrintToString(twice);
+  EXPECT_FALSE(std::filesystem::exists(path("same")));
+  EXPECT_EQ(train({"--log", path("g/log.jsonl"), "--checkpoint", path("g")}).exit_code, 0);
+  ASSERT_EQ(mkfifo(path("fifo").c_str(), 0600), 0);
+  const int reader = open(path("fifo").c_str(), O_RDONLY | O_NONBLOCK);
+  EXPECT_EQ(train({"--log", path("fifo"), "--trace", path("fifo")}).exit_code, 0);
+  close(reader);
+  ASSERT_EQ(fretsaw({"train", model_, "--save-plan", path("p")}).exit_code, 0);
+  model_ = path("p");
+  EXPECT_THAT(error({"--trace", path("p/plan.json")}), HasSubstr("the model is read from"));
 }
 
 TEST_F(TrainFilesTest, DataHasTheTypesOfTheModel) {
@@ -107,8 +140,65 @@ TEST_F(TrainFilesTest, GradientsAreThoseOfTheFirstStepThatCounts) {
   ASSERT_EQ(fretsaw(command + Arguments{"--steps", "2"}).exit_code, 0);
   const TensorPtr gradient = read_tensor_file(path("g/0.pb"));
   for (int64_t i = 0; i < gradient->count(); ++i) EXPECT_TRUE(std::isfinite(reinterpret_cast<const float*>(gradient->data)[i]));
+  EXPECT_THAT(fretsaw(command + Arguments{"--steps", "2"}).err, Not(HasSubstr("every step was skipped")));
   const CommandResult skipped = fretsaw(command + Arguments{"--steps", "1", "--seed", "3"});
-  EXPECT_THAT(skipped.err, AllOf(HasSubstr("every step was skipped"), HasSubstr("--seed has nothing to do")));
+  EXPECT_THAT(skipped.err, AllOf(HasSubstr("wrote nothing: every step was skipped"), HasSubstr("--seed has nothing to do"),
+                                 HasSubstr("warning: every step was skipped: the loss or a gradient was never finite")));
+}
+
+TEST_F(TrainFilesTest, GradientsOfAnEarlierRunDoNotStay) {
+  std::filesystem::create_directory(path("g"));
+  for (const char* file : {"g/2.pb", "g/01.pb", "g/notes.pb", "g/2.pb.old"}) write_text("earlier", path(file));
+  ASSERT_EQ(train({"--save-gradients", path("g")}).exit_code, 0);
+  std::set<std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(path("g"))) files.insert(entry.path().filename().string());
+  EXPECT_EQ(files, (std::set<std::string>{"0.pb", "1.pb", "notes.pb", "2.pb.old"}));
+}
+
+TEST_F(TrainFilesTest, ABatchThatDoesNotFitIsNamed) {
+  const auto write = [&](DType type, const Dims& dims) {
+    std::filesystem::create_directory(path("batches"));
+    for (const char* step : {"0", "1"}) {
+      auto x = make_tensor(DType::float32, {2, 4}), target = make_tensor(DType::int64, {2});
+      if (std::string(step) == "1") x = make_tensor(type, dims);
+      std::memset(mutable_data(*x), 0, x->bytes()), std::memset(mutable_data(*target), 0, target->bytes());
+      write_tensor_file(*x, path("batches/x_" + std::string(step) + ".pb"));
+      write_tensor_file(*target, path("batches/target_" + std::string(step) + ".pb"));
+    }
+    return fretsaw({"train", model_, "--data", path("batches"), "--steps", "2"});
+  };
+  EXPECT_EQ(write(DType::float32, {2, 4}).exit_code, 0);
+  EXPECT_THAT(write(DType::float64, {2, 4}).err, AllOf(HasSubstr("x_1.pb: holds float64[2,4]"), HasSubstr("takes float32[batch,4]")));
+  EXPECT_THAT(write(DType::float32, {2, 3}).err, HasSubstr("x_1.pb: holds float32[2,3]"));
+  EXPECT_THAT(write(DType::float32, {8}).err, HasSubstr("x_1.pb: holds float32[8]"));
+}
+
+TEST_F(TrainFilesTest, APrecisionThatChangesNothingIsTold) {
+  Model model;
+  model.ir_version = 10, model.opsets[""] = 20, model.graph = std::make_shared<Graph>();
+  Graph& g = *model.graph;
+  const Dim n(std::string("n"));
+  g.inputs = {g.add_value("x", Type::tensor(DType::float64, Shape{n, 4}))};
+  auto w = make_tensor(DType::float64, {4, 2});
+  std::memset(mutable_data(*w), 0, w->bytes());
+  Node* node = g.add_node("MatMul", {g.inputs[0], g.add_constant("w", w)}, {"y"});
+  node->out(0)->type = Type::tensor(DType::float64, Shape{n, 2});
+  g.outputs = {node->out(0)};
+  write_model(model, path("wide.onnx"));
+  std::filesystem::create_directory(path("batches"));
+  for (const auto& [name, dims] : {std::pair<std::string, Dims>{"x", {2, 4}}, {"target", {2, 2}}}) {
+    auto values = make_tensor(DType::float64, dims);
+    std::memset(mutable_data(*values), 0, values->bytes());
+    write_tensor_file(*values, path("batches/" + name + "_0.pb"));
+  }
+  const Arguments command = {"train", path("wide.onnx"), "--data", path("batches"), "--loss", "mse", "--steps", "1"};
+  const CommandResult trained = fretsaw(command + Arguments{"--precision", "bf16"});
+  EXPECT_EQ(trained.exit_code, 0) << trained.err;
+  EXPECT_THAT(trained.err, HasSubstr("--precision bf16 has nothing to do"));
+  EXPECT_THAT(fretsaw({"run", path("wide.onnx"), "--random", "1", "--precision", "fp16"}).out,
+              HasSubstr("--precision fp16 has nothing to do"));
+  EXPECT_THAT(fretsaw(command).err, Not(HasSubstr("--precision")));
+  EXPECT_THAT(train({"--precision", "bf16"}).err, Not(HasSubstr("--precision")));
 }
 
 TEST_F(TrainFilesTest, OptionsThatDoNothingAreTold) {

@@ -122,6 +122,20 @@ TEST_F(TrainResumeTest, ManifestsAreChecked) {
   EXPECT_THAT(with("\"updates\": \"2\"", "\"updates\": \"two\""), AllOf(HasSubstr("manifest.json"), HasSubstr("more.updates")));
   EXPECT_THAT(with("\"step\": 2", "\"step\": -2"), AllOf(HasSubstr("manifest.json"), HasSubstr("'step'"), HasSubstr("remove")));
   EXPECT_THAT(with("\"seed\": 0", "\"seed\": 0.5"), HasSubstr("'seed'"));
+  EXPECT_THAT(with("\"step\": 2", "\"stop\": 2"),
+              AllOf(HasSubstr("manifest.json: is damaged: key 'step' not found"), Not(HasSubstr("json."))));
+  EXPECT_THAT(with("{", ""), AllOf(HasSubstr("manifest.json: is damaged: it is cut off, or no JSON"), Not(HasSubstr("json."))));
+}
+
+TEST_F(TrainResumeTest, CheckpointsThatAreNotWholeAreTold) {
+  losses({"--steps", "3", "--checkpoint", path("c"), "--every", "1", "--keep", "0"});
+  write_text("{", path("c/step-000000003/manifest.json"));
+  EXPECT_TRUE(std::filesystem::remove(path("c/step-000000002/manifest.json")));
+  const CommandResult resumed = done({"--steps", "4", "--resume", path("c")});
+  EXPECT_EQ(resumed.json()["steps"], 3);
+  EXPECT_THAT(resumed.err, AllOf(HasSubstr("note: a checkpoint is left out: " + path("c/step-000000003/manifest.json") + ": is damaged"),
+                                 HasSubstr("note: a checkpoint is left out: " + path("c/step-000000002/manifest.json") + ": is missing")));
+  EXPECT_THAT(error({"--steps", "4", "--resume", path("c/step-000000002")}, 3), HasSubstr("manifest.json: is missing"));
 }
 
 TEST_F(TrainResumeTest, ASchedulesEndIsTold) {
