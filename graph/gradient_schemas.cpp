@@ -252,6 +252,22 @@ std::vector<OpSchema> recurrent_schemas() {
           recurrent("RNNGrad", "The gradients of RNN.", false)};
 }
 
+void image_and_grid(InferenceContext& context) {
+  for (size_t o = 0; o < context.getNumOutputs(); ++o) like(context, o + 1, o);
+}
+
+std::vector<OpSchema> sampling_schemas() {
+  return {base("GridSampleGrad", "The gradients of GridSample.", "dY")
+              .Input(1, "X", "GridSample's image [N, C, ...]", "T")
+              .Input(2, "grid", "GridSample's points [N, ..., r]", "T")
+              .Output(0, "dX", "The gradient of X", "T", OpSchema::Optional)
+              .Output(1, "dgrid", "The gradient of the grid", "T", OpSchema::Optional)
+              .Attr("mode", "As the operator's", AttributeProto::STRING, std::string("linear"))
+              .Attr("padding_mode", "As the operator's", AttributeProto::STRING, std::string("zeros"))
+              .Attr("align_corners", "As the operator's", AttributeProto::INT, static_cast<int64_t>(0))
+              .TypeAndShapeInferenceFunction(image_and_grid)};
+}
+
 template <int32_t kType>
 void drawn_shape(InferenceContext& context) {
   onnx::updateOutputElemType(context, 0, kType);
@@ -350,8 +366,8 @@ std::vector<OpSchema> random_schemas() {
 }  // namespace
 
 void register_gradient_schemas() {
-  for (auto family : {movement_schemas, window_schemas, norm_schemas, attention_schemas, recurrent_schemas, cross_entropy_schemas,
-                      sum_schemas, random_schemas})
+  for (auto family : {movement_schemas, window_schemas, norm_schemas, attention_schemas, recurrent_schemas, sampling_schemas,
+                      cross_entropy_schemas, sum_schemas, random_schemas})
     for (OpSchema& schema : family()) onnx::RegisterSchema(std::move(schema), 0, false);
 }
 

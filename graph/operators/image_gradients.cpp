@@ -3,6 +3,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "graph/communication_schemas.h"
 #include "graph/operators/gradient_rules.h"
 #include "graph/operators/gradient_terms.h"
 #include "graph/passes/rewrite.h"
@@ -154,11 +155,19 @@ std::vector<Value*> affine_grid_gradient(GradientContext& c) {
   return found;
 }
 
+std::vector<Value*> grid_sample_gradient(GradientContext& c) {
+  std::vector<Value*> made = c.add_several("GridSampleGrad", {c.of_output(), c.input(0), c.input(1)}, {c.wants(0), c.wants(1)},
+                                           c.attributes({"mode", "padding_mode", "align_corners"}), kCommunicationDomain);
+  made.resize(2);
+  return made;
+}
+
 }  // namespace
 
 GradientRule image_gradient(const std::string& name) {
   if (name == "AffineGrid") return affine_grid_gradient;
   if (name == "Resize") return resize_gradient;
+  if (name == "GridSample") return grid_sample_gradient;
   if (name == "Col2Im") return col2im_gradient;
   return name == "ImageDecoder" ? zero_gradient : nullptr;
 }

@@ -139,6 +139,7 @@ void register_gradients(KernelRegistry& registry) {
   register_squared_sum(registry);
   register_attention_gradient(registry);
   register_recurrent_gradients(registry);
+  register_sampling_gradient(registry);
 }
 
 }  // namespace fretsaw

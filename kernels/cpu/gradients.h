@@ -19,6 +19,7 @@ void register_attention_gradient(KernelRegistry& registry);   // AttentionGrad
 void register_recurrent_gradients(KernelRegistry& registry);  // LSTMGrad, GRUGrad, RNNGrad
 void register_cross_entropy(KernelRegistry& registry);        // CrossEntropy, CrossEntropyGrad
 void register_squared_sum(KernelRegistry& registry);          // SquaredSum
+void register_sampling_gradient(KernelRegistry& registry);    // GridSampleGrad
 void register_loss_gradients(KernelRegistry& registry);       // SoftmaxCrossEntropyLossGrad, NegativeLogLikelihoodLossGrad
 
 }  // namespace fretsaw

@@ -39,6 +39,21 @@ std::vector<GradientCase> resize_gradient_cases() {
                    .inputs = {x({1, 12, 6}), ints({5, 5}), ints({2, 3})},
                    .attributes = {{"pads", Ints{1, 0, 0, 1}}, {"strides", Ints{2, 1}}, {"dilations", Ints{1, 2}}},
                    .symbolic = false});
+  for (const char* mode : {"linear", "cubic", "nearest"}) {
+    for (const char* outside : {"zeros", "border", "reflection"}) {
+      for (const int64_t align : {0, 1}) {
+        const std::vector<Attribute> attributes = {
+            {"mode", std::string(mode)}, {"padding_mode", std::string(outside)}, {"align_corners", align}};
+        const bool smooth = std::string(mode) != "nearest";
+        for (const auto& [image, points] :
+             {std::pair<Dims, Dims>{{2, 3, 5, 4}, {2, 3, 2, 2}}, {{1, 2, 6}, {1, 4, 1}}, {{1, 1, 3, 4, 3}, {1, 2, 2, 2, 3}}}) {
+          GradientCase c{.op = "GridSample", .inputs = {x(image), x(points, -1.4, 1.4)}, .attributes = attributes};
+          c.narrow = c.coarse = smooth;
+          cases.push_back(c);
+        }
+      }
+    }
+  }
   cases.push_back({.op = "AffineGrid", .inputs = {x({2, 2, 3}), ints({2, 1, 3, 4})}, .symbolic = false});
   cases.push_back({.op = "AffineGrid",
                    .inputs = {x({1, 3, 4}), ints({1, 1, 2, 3, 4})},

@@ -61,7 +61,6 @@ const std::map<std::string, std::string> kWithoutRule = {
     {"DeformConv", "not yet"},
     {"CausalConvWithState", "not yet"},
     {"Upsample", "older than the newest opset, which has Resize"},
-    {"GridSample", "not yet"},
     {"RoiAlign", "not yet"},
     {"MaxRoiPool", "not yet"},
     {"DFT", "not yet"},
