@@ -1,4 +1,4 @@
-// Gradients of Resize, attention and rotary embeddings.
+// Gradients of Resize, GridSample, Fourier transforms, attention and rotary embeddings.
 #include "tests/kernels/gradient_case.h"
 #include "tests/kernels/operator_case.h"
 
@@ -52,6 +52,35 @@ std::vector<GradientCase> resize_gradient_cases() {
           cases.push_back(c);
         }
       }
+    }
+  }
+  for (const int64_t inverse : {0, 1}) {
+    for (const int64_t onesided : {0, 1}) {
+      const std::vector<Attribute> attributes = {{"inverse", inverse}, {"onesided", onesided}};
+      for (const int64_t parts : {1, 2}) {
+        if ((inverse && onesided && parts == 1) || (!inverse && onesided && parts == 2)) continue;
+        for (const int64_t length : {0, 4, 7, 9}) {  // 0: as long as the signal
+          const RuntimeValue wanted = length == 0 ? nothing() : tensor_of({}, std::vector<int64_t>{length});
+          cases.push_back({.op = "DFT",
+                           .inputs = {x({2, 6, 3, parts}), wanted, tensor_of({}, std::vector<int64_t>{1})},
+                           .attributes = attributes,
+                           .symbolic = false});
+        }
+      }
+    }
+  }
+  cases.push_back({.op = "DFT", .inputs = {x({5, 2})}, .symbolic = false});
+  const RuntimeValue step = tensor_of({}, std::vector<int64_t>{3}), frame = tensor_of({}, std::vector<int64_t>{6});
+  const RuntimeValue window = tensor_of({6}, std::vector<double>{0.2, 1, 0.7, 0.1, 0.4, -0.3});
+  for (const int64_t onesided : {0, 1}) {
+    const std::vector<Attribute> attributes = {{"onesided", onesided}};
+    for (const Dims& signal : onesided ? std::vector<Dims>{{2, 14}, {2, 14, 1}} : std::vector<Dims>{{2, 14}, {2, 13, 1}, {1, 14, 2}}) {
+      GradientCase plain{.op = "STFT", .inputs = {x(signal), step, nothing(), frame}, .attributes = attributes, .symbolic = false};
+      cases.push_back(plain);
+      plain.inputs[2] = window, plain.frozen = {2};
+      cases.push_back(plain);
+      plain.inputs.resize(3);
+      cases.push_back(plain);
     }
   }
   cases.push_back({.op = "AffineGrid", .inputs = {x({2, 2, 3}), ints({2, 1, 3, 4})}, .symbolic = false});

@@ -63,8 +63,6 @@ const std::map<std::string, std::string> kWithoutRule = {
     {"Upsample", "older than the newest opset, which has Resize"},
     {"RoiAlign", "not yet"},
     {"MaxRoiPool", "not yet"},
-    {"DFT", "not yet"},
-    {"STFT", "not yet"},
     {"Det", "ONNX has no inverse of a matrix"},
     {"CumProd", "not yet: zeros"},
     {"TensorScatter", "writes key-value caches, which are not trained"},
