@@ -265,7 +265,20 @@ std::vector<OpSchema> sampling_schemas() {
               .Attr("mode", "As the operator's", AttributeProto::STRING, std::string("linear"))
               .Attr("padding_mode", "As the operator's", AttributeProto::STRING, std::string("zeros"))
               .Attr("align_corners", "As the operator's", AttributeProto::INT, static_cast<int64_t>(0))
-              .TypeAndShapeInferenceFunction(image_and_grid)};
+              .TypeAndShapeInferenceFunction(image_and_grid),
+          base("RoiAlignGrad", "The gradient of RoiAlign's image.", "dY")
+              .Input(1, "X", "RoiAlign's image [N, C, H, W]", "T")
+              .Input(2, "rois", "RoiAlign's regions [R, 4]", "T")
+              .Input(3, "batch_indices", "The image of each region [R]", "I")
+              .Output(0, "dX", "The gradient of X", "T")
+              .TypeConstraint("I", {"tensor(int64)"}, "Indices")
+              .Attr("mode", "As the operator's", AttributeProto::STRING, std::string("avg"))
+              .Attr("coordinate_transformation_mode", "As the operator's", AttributeProto::STRING, std::string("half_pixel"))
+              .Attr("output_height", "As the operator's", AttributeProto::INT, static_cast<int64_t>(1))
+              .Attr("output_width", "As the operator's", AttributeProto::INT, static_cast<int64_t>(1))
+              .Attr("sampling_ratio", "As the operator's", AttributeProto::INT, static_cast<int64_t>(0))
+              .Attr("spatial_scale", "As the operator's", AttributeProto::FLOAT, 1.0F)
+              .TypeAndShapeInferenceFunction(like_input<1>)};
 }
 
 template <int32_t kType>

@@ -322,6 +322,7 @@ std::vector<OperatorRecord> gradient_operators() {
       record("GRUGrad", Role::contraction, nullptr, recurrent_grad_flops),
       record("RNNGrad", Role::contraction, nullptr, recurrent_grad_flops),
       record("GridSampleGrad", Role::other, nullptr, elements_of_second),
+      record("RoiAlignGrad", Role::other, nullptr, elements_of_second),
       {.name = "SquaredSum", .domain = kCommunicationDomain, .since = 1, .role = Role::reduction, .flops = input_elements},
       {.name = "DropoutMask", .domain = kCommunicationDomain, .since = 1, .gradient = zero_gradient},
       {.name = "RandomAt", .domain = kCommunicationDomain, .since = 1, .gradient = zero_gradient},

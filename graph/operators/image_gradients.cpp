@@ -1,4 +1,4 @@
-// Gradients of operators on images: Resize, Col2Im, AffineGrid.
+// Gradients of operators on images: Resize, Col2Im, AffineGrid, GridSample, RoiAlign.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -162,12 +162,23 @@ std::vector<Value*> grid_sample_gradient(GradientContext& c) {
   return made;
 }
 
+// Of the image: regions have none, as in PyTorch.
+std::vector<Value*> roi_align_gradient(GradientContext& c) {
+  std::vector<Value*> found = c.none();
+  if (c.wants(0))
+    found[0] = c.add_own(
+        "RoiAlignGrad", {c.of_output(), c.input(0), c.input(1), c.input(2)},
+        c.attributes({"mode", "output_height", "output_width", "sampling_ratio", "spatial_scale", "coordinate_transformation_mode"}));
+  return found;
+}
+
 }  // namespace
 
 GradientRule image_gradient(const std::string& name) {
   if (name == "AffineGrid") return affine_grid_gradient;
   if (name == "Resize") return resize_gradient;
   if (name == "GridSample") return grid_sample_gradient;
+  if (name == "RoiAlign") return roi_align_gradient;
   if (name == "Col2Im") return col2im_gradient;
   return name == "ImageDecoder" ? zero_gradient : nullptr;
 }

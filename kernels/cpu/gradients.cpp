@@ -140,6 +140,7 @@ void register_gradients(KernelRegistry& registry) {
   register_attention_gradient(registry);
   register_recurrent_gradients(registry);
   register_sampling_gradient(registry);
+  register_regions_gradient(registry);
 }
 
 }  // namespace fretsaw

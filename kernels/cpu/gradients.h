@@ -20,6 +20,7 @@ void register_recurrent_gradients(KernelRegistry& registry);  // LSTMGrad, GRUGr
 void register_cross_entropy(KernelRegistry& registry);        // CrossEntropy, CrossEntropyGrad
 void register_squared_sum(KernelRegistry& registry);          // SquaredSum
 void register_sampling_gradient(KernelRegistry& registry);    // GridSampleGrad
+void register_regions_gradient(KernelRegistry& registry);     // RoiAlignGrad
 void register_loss_gradients(KernelRegistry& registry);       // SoftmaxCrossEntropyLossGrad, NegativeLogLikelihoodLossGrad
 
 }  // namespace fretsaw

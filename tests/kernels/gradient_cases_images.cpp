@@ -54,6 +54,20 @@ std::vector<GradientCase> resize_gradient_cases() {
       }
     }
   }
+  for (const char* mode : {"avg", "max"}) {
+    for (const int64_t sampling : {0, 2}) {
+      for (const char* coordinates : {"half_pixel", "output_half_pixel"}) {
+        // Of the second image too, over one another, partly outside, and an empty one.
+        const RuntimeValue regions = tensor_of({4, 4}, std::vector<double>{0, 1, 7, 9, 2, 2, 6, 5, -3, 4, 5, 14, 3, 3, 3, 3});
+        GradientCase c{.op = "RoiAlign", .inputs = {x({2, 3, 6, 5}), regions, tensor_of({4}, std::vector<int64_t>{0, 1, 0, 1})}};
+        c.attributes = {{"mode", std::string(mode)},   {"sampling_ratio", sampling},
+                        {"output_height", int64_t{2}}, {"output_width", int64_t{3}},
+                        {"spatial_scale", 0.5F},       {"coordinate_transformation_mode", std::string(coordinates)}};
+        c.frozen = {1};
+        cases.push_back(c);
+      }
+    }
+  }
   for (const int64_t inverse : {0, 1}) {
     for (const int64_t onesided : {0, 1}) {
       const std::vector<Attribute> attributes = {{"inverse", inverse}, {"onesided", onesided}};

@@ -61,7 +61,6 @@ const std::map<std::string, std::string> kWithoutRule = {
     {"DeformConv", "not yet"},
     {"CausalConvWithState", "not yet"},
     {"Upsample", "older than the newest opset, which has Resize"},
-    {"RoiAlign", "not yet"},
     {"MaxRoiPool", "not yet"},
     {"Det", "ONNX has no inverse of a matrix"},
     {"CumProd", "not yet: zeros"},
