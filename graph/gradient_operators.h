@@ -16,6 +16,7 @@
 //     the forward operator's inputs, of which it need not have all, its Y, and the gradients of its results, of which at least one is
 //     there; its attributes. Beyond the bound of `clip` the derivative is 0
 //   GridSampleGrad(dY, X, grid) -> dX, dgrid           GridSample's attributes; where a border clamps, a point has no gradient
+//   DeformConvGrad(dY, X, W, offset, mask) -> dX, dW, doffset, dmask    DeformConv's attributes; the mask may be left out
 //   RoiAlignGrad(dY, X, rois, batch_indices) -> dX     RoiAlign's attributes; regions have no gradient
 //   SoftmaxCrossEntropyLossGrad, NegativeLogLikelihoodLossGrad(dLoss, scores, labels, weights) -> dScores; the loss's attributes
 //   CrossEntropy(scores, target) -> loss, lse    for each row of scores [N, C] and its class t, target int64 [N]:

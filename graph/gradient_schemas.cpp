@@ -24,6 +24,11 @@ void like(InferenceContext& context, size_t input, size_t output) {
   if (onnx::hasInputShape(context, input)) onnx::propagateShapeFromInputToOutput(context, input, output);
 }
 
+// Each result is like the input after the one of its number.
+void like_inputs_from_1(InferenceContext& context) {
+  for (size_t o = 0; o < context.getNumOutputs(); ++o) like(context, o + 1, o);
+}
+
 // The type of input 0 in the shape that an input holds.
 template <size_t kShape>
 void shaped_by(InferenceContext& context) {
@@ -153,6 +158,17 @@ std::vector<OpSchema> window_schemas() {
                         .Input(1, "X", "Conv's input", "T")
                         .Output(0, "dW", "The gradient of Conv's W", "T")
                         .TypeAndShapeInferenceFunction(weight_shape));
+  schemas.push_back(convolution("DeformConvGrad", "The gradients of DeformConv.")
+                        .Input(1, "X", "DeformConv's input", "T")
+                        .Input(2, "W", "DeformConv's weights", "T")
+                        .Input(3, "offset", "DeformConv's offsets", "T")
+                        .Input(4, "mask", "DeformConv's mask", "T", OpSchema::Optional)
+                        .Output(0, "dX", "The gradient of X", "T", OpSchema::Optional)
+                        .Output(1, "dW", "The gradient of W", "T", OpSchema::Optional)
+                        .Output(2, "doffset", "The gradient of the offsets", "T", OpSchema::Optional)
+                        .Output(3, "dmask", "The gradient of the mask", "T", OpSchema::Optional)
+                        .Attr("offset_group", "As DeformConv's", AttributeProto::INT, static_cast<int64_t>(1))
+                        .TypeAndShapeInferenceFunction(like_inputs_from_1));
   schemas.push_back(pooling("MaxPoolGrad", "The gradient of MaxPool: the first of the largest in a window, or the last NaN, takes it.")
                         .Input(1, "X", "MaxPool's input", "T")
                         .Output(0, "dX", "The gradient of MaxPool's X", "T")
@@ -252,10 +268,6 @@ std::vector<OpSchema> recurrent_schemas() {
           recurrent("RNNGrad", "The gradients of RNN.", false)};
 }
 
-void image_and_grid(InferenceContext& context) {
-  for (size_t o = 0; o < context.getNumOutputs(); ++o) like(context, o + 1, o);
-}
-
 std::vector<OpSchema> sampling_schemas() {
   return {base("GridSampleGrad", "The gradients of GridSample.", "dY")
               .Input(1, "X", "GridSample's image [N, C, ...]", "T")
@@ -265,7 +277,7 @@ std::vector<OpSchema> sampling_schemas() {
               .Attr("mode", "As the operator's", AttributeProto::STRING, std::string("linear"))
               .Attr("padding_mode", "As the operator's", AttributeProto::STRING, std::string("zeros"))
               .Attr("align_corners", "As the operator's", AttributeProto::INT, static_cast<int64_t>(0))
-              .TypeAndShapeInferenceFunction(image_and_grid),
+              .TypeAndShapeInferenceFunction(like_inputs_from_1),
           base("RoiAlignGrad", "The gradient of RoiAlign's image.", "dY")
               .Input(1, "X", "RoiAlign's image [N, C, H, W]", "T")
               .Input(2, "rois", "RoiAlign's regions [R, 4]", "T")

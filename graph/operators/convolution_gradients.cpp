@@ -3,6 +3,7 @@
 #include <numeric>
 #include <unordered_map>
 
+#include "graph/communication_schemas.h"
 #include "graph/operators/gradient_rules.h"
 #include "graph/operators/gradient_terms.h"
 
@@ -205,12 +206,27 @@ std::vector<Value*> max_unpool_gradient(GradientContext& c) {
   return found;
 }
 
+// X, W, offset, B, mask
+std::vector<Value*> deform_conv_gradient(GradientContext& c) {
+  std::vector<Value*> found = c.none(), operands = {c.of_output(), c.input(0), c.input(1), c.input(2)};
+  if (c.input(4)) operands.push_back(c.input(4));
+  if (c.wants(3)) found[3] = c.reduce_sum(c.of_output(), {0, 2, 3}, false);
+  const std::vector<Value*> made = c.add_several(
+      "DeformConvGrad", operands, {c.wants(0), c.wants(1), c.wants(2), c.wants(4)},
+      c.attributes({"kernel_shape", "strides", "dilations", "pads", "auto_pad", "group", "offset_group"}), kCommunicationDomain);
+  const size_t input_of[] = {0, 1, 2, 4};
+  for (size_t o = 0; o < made.size(); ++o)
+    if (input_of[o] < found.size()) found[input_of[o]] = made[o];
+  return found;
+}
+
 }  // namespace
 
 GradientRule convolution_gradient(const std::string& name) {
   static const std::unordered_map<std::string, GradientRule> rules = {
       {"Conv", conv_gradient},
       {"ConvTranspose", conv_transpose_gradient},
+      {"DeformConv", deform_conv_gradient},
       {"MaxPool", max_pool_gradient},
       {"AveragePool", average_pool_gradient},
       {"LpPool", lp_pool_gradient},

@@ -134,6 +134,13 @@ double conv_grad_flops(const Node& node) {
   return 2 * input_elements(node) * count_of(weights) / number_of(weights->type.shape->front());
 }
 
+// Those of the two products, by the samples and by the weights.
+double deform_grad_flops(const Node& node) {
+  const Value* weights = node.input(2);
+  if (!weights || !weights->type.shape || weights->type.shape->empty()) return 0;
+  return 4 * input_elements(node) * count_of(weights) / number_of(weights->type.shape->front());
+}
+
 // dY [n, c, h', w'] (and X [n, c, h, w]) -> [n, c, h, w]
 FactorRule pool_grad_factors(const Node& node) {
   RuleBuilder rule(node);
@@ -301,6 +308,7 @@ std::vector<OperatorRecord> gradient_operators() {
       record("GatherGrad", Role::reduction, gather_grad_factors, input_elements),
       record("ConvGradInput", Role::contraction, conv_grad_input_factors, conv_grad_flops),
       record("ConvGradWeight", Role::contraction, conv_grad_weight_factors, conv_grad_flops),
+      record("DeformConvGrad", Role::contraction, nullptr, deform_grad_flops),
       record("MaxPoolGrad", Role::reduction, pool_grad_factors, elements_of_second),
       record("AveragePoolGrad", Role::reduction, pool_grad_factors, output_elements),
       record("BatchNormalizationGrad", norm, batch_norm_grad_factors, elements_of_second),

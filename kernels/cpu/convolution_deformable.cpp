@@ -1,8 +1,11 @@
-// DeformConv: each tap of each output cell reads its input where an offset moves it, between cells by bilinear interpolation.
+// DeformConv: each tap of each output cell reads its input where an offset moves it, between cells by bilinear interpolation. And its
+// gradients.
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/cpu/convolution.h"
 #include "kernels/cpu/convolution_loops.h"
+#include "kernels/cpu/gradients.h"
 #include "kernels/cpu/scalar_types.h"
 #include "kernels/cpu/through_float.h"
 
@@ -10,36 +13,75 @@ namespace fretsaw {
 
 namespace {
 
-// x [H, W] at (h, w); zero outside.
+// The four cells around a point of an image [H, W], and what it takes of each; those outside are left out (-1).
 template <typename T>
-T bilinear(const T* x, int64_t H, int64_t W, T h, T w) {
-  if (!(h > T(-1) && w > T(-1) && h < static_cast<T>(H) && w < static_cast<T>(W))) return T(0);
-  const T h0 = std::floor(h), w0 = std::floor(w), dh = h - h0, dw = w - w0;
-  const auto at = [&](T row, T column) {
-    const auto i = static_cast<int64_t>(row), j = static_cast<int64_t>(column);
-    return i < 0 || j < 0 || i >= H || j >= W ? T(0) : x[i * W + j];
-  };
-  return (T(1) - dh) * ((T(1) - dw) * at(h0, w0) + dw * at(h0, w0 + 1)) + dh * ((T(1) - dw) * at(h0 + 1, w0) + dw * at(h0 + 1, w0 + 1));
-}
+struct Corners {
+  int64_t at[4] = {-1, -1, -1, -1};
+  T weight[4] = {}, down[4] = {}, right[4] = {};  // and what that changes by as the point moves
+
+  Corners(int64_t H, int64_t W, T h, T w) {
+    if (!(h > T(-1) && w > T(-1) && h < static_cast<T>(H) && w < static_cast<T>(W))) return;
+    const T h0 = std::floor(h), w0 = std::floor(w), dh = h - h0, dw = w - w0;
+    for (int k = 0; k < 4; ++k) {
+      const auto i = static_cast<int64_t>(h0) + k / 2, j = static_cast<int64_t>(w0) + k % 2;
+      if (i < 0 || j < 0 || i >= H || j >= W) continue;
+      const T rows = k / 2 ? dh : T(1) - dh, columns = k % 2 ? dw : T(1) - dw;
+      at[k] = i * W + j, weight[k] = rows * columns;
+      down[k] = k / 2 ? columns : -columns, right[k] = k % 2 ? rows : -rows;
+    }
+  }
+  T sum(const T* x, const T (&of)[4]) const {
+    T total = 0;
+    for (int k = 0; k < 4; ++k)
+      if (at[k] >= 0) total += of[k] * x[at[k]];
+    return total;
+  }
+};
 
 struct Deformation {
-  int64_t C, H, W, O, groups, offset_groups, OH, OW;
+  int64_t N, C, H, W, O, groups, offset_groups, OH, OW;
   Window window;
+  Dims y_dims;
+
+  // Throws Error where the operands do not fit; `bias` and `mask` may be null.
+  Deformation(const Node& node, const TensorView& x, const TensorView& w, const TensorView& offset, const TensorView* bias,
+              const TensorView* mask) {
+    if (x.rank() != 4) throw Error("DeformConv of shape " + to_string(x.dims), "give it [N,C,H,W]");
+    y_dims = convolution_output(node, x.dims, w.dims, false, window);
+    N = x.dims[0], C = x.dims[1], H = x.dims[2], W = x.dims[3], O = y_dims[1], OH = y_dims[2], OW = y_dims[3];
+    groups = node.get_int("group", 1), offset_groups = node.get_int("offset_group", 1);
+    if (offset_groups < 1 || C % offset_groups != 0 || offset.dims != Dims{N, offset_groups * taps() * 2, OH, OW} ||
+        (bias && bias->count() != O) || (mask && mask->dims != Dims{N, offset_groups * taps(), OH, OW})) {
+      throw Error("the offsets, bias or mask do not fit the convolution", "check their shapes and offset_group");
+    }
+  }
+  int64_t taps() const { return window.taps(); }
+  int64_t cells() const { return OH * OW; }
+  int64_t group_in() const { return C / groups * taps(); }
+  int64_t offset_group_of(int64_t c) const { return c / (C / offset_groups); }
+
+  // Where a tap of an offset group reads for a cell; `offset` of one image.
+  template <typename T>
+  Corners<T> corners(const T* offset, int64_t group, int64_t tap, int64_t cell) const {
+    const int64_t kernel_w = window.kernel[1];
+    const T* moved = offset + (group * taps() + tap) * 2 * cells();
+    const int64_t h = cell / OW * window.strides[0] - window.pads_begin[0] + tap / kernel_w * window.dilations[0];
+    const int64_t w = cell % OW * window.strides[1] - window.pads_begin[1] + tap % kernel_w * window.dilations[1];
+    return Corners<T>(H, W, static_cast<T>(h) + moved[cell], static_cast<T>(w) + moved[cells() + cell]);
+  }
 };
 
 // One image. columns [C, taps, OH*OW] = X sampled; then Y = W * columns for each group.
 template <typename T>
 void sample(const Deformation& d, const T* x, const T* offset, const T* mask, T* columns, int threads) {
-  const int64_t taps = d.window.taps(), kernel_w = d.window.kernel[1], cells = d.OH * d.OW;
+  const int64_t taps = d.taps(), cells = d.cells();
   parallel_for(d.C * taps, 1, threads, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      const int64_t c = row / taps, tap = row % taps, group = c / (d.C / d.offset_groups);
-      const T* dy = offset + (group * taps + tap) * 2 * cells;
+      const int64_t c = row / taps, tap = row % taps, group = d.offset_group_of(c);
       const T* weight = mask ? mask + (group * taps + tap) * cells : nullptr;
       for (int64_t cell = 0; cell < cells; ++cell) {
-        const int64_t h = cell / d.OW * d.window.strides[0] - d.window.pads_begin[0] + tap / kernel_w * d.window.dilations[0];
-        const int64_t w = cell % d.OW * d.window.strides[1] - d.window.pads_begin[1] + tap % kernel_w * d.window.dilations[1];
-        const T value = bilinear(x + c * d.H * d.W, d.H, d.W, static_cast<T>(h) + dy[cell], static_cast<T>(w) + dy[cells + cell]);
+        const Corners<T> corners = d.corners(offset, group, tap, cell);
+        const T value = corners.sum(x + c * d.H * d.W, corners.weight);
         columns[row * cells + cell] = weight ? value * weight[cell] : value;
       }
     }
@@ -48,7 +90,7 @@ void sample(const Deformation& d, const T* x, const T* offset, const T* mask, T*
 
 template <typename T>
 void multiply(const Deformation& d, const T* w, const T* bias, const T* columns, T* y, int threads) {
-  const int64_t cells = d.OH * d.OW, group_in = d.C / d.groups * d.window.taps(), group_out = d.O / d.groups;
+  const int64_t cells = d.cells(), group_in = d.group_in(), group_out = d.O / d.groups;
   parallel_for(d.O, 1, threads, [&](int64_t begin, int64_t end) {
     for (int64_t o = begin; o < end; ++o) {
       T* out = y + o * cells;
@@ -67,25 +109,121 @@ void multiply(const Deformation& d, const T* w, const T* bias, const T* columns,
 template <typename T>
 void deform(RunContext& r, const Node& node) {
   const TensorView &x = r.input(0), &w = r.input(1), &offset = r.input(2);
-  if (x.rank() != 4) throw Error("DeformConv of shape " + to_string(x.dims), "give it [N,C,H,W]");
-  Deformation d;
-  const Dims y_dims = convolution_output(node, x.dims, w.dims, false, d.window);
-  d.C = x.dims[1], d.H = x.dims[2], d.W = x.dims[3], d.O = y_dims[1], d.OH = y_dims[2], d.OW = y_dims[3];
-  d.groups = node.get_int("group", 1), d.offset_groups = node.get_int("offset_group", 1);
-  const int64_t taps = d.window.taps();
-  if (d.offset_groups < 1 || d.C % d.offset_groups != 0 || offset.dims != Dims{y_dims[0], d.offset_groups * taps * 2, d.OH, d.OW} ||
-      (r.has_input(3) && r.input(3).count() != d.O) ||
-      (r.has_input(4) && r.input(4).dims != Dims{y_dims[0], d.offset_groups * taps, d.OH, d.OW})) {
-    throw Error("the offsets, bias or mask do not fit the convolution", "check their shapes and offset_group");
-  }
-  TensorView& y = r.output(0, y_dims);
+  const TensorView *bias = r.has_input(3) ? &r.input(3) : nullptr, *mask = r.has_input(4) ? &r.input(4) : nullptr;
+  const Deformation d(node, x, w, offset, bias, mask);
+  TensorView& y = r.output(0, d.y_dims);
   if (y.count() == 0) return;
-  const int64_t cells = d.OH * d.OW;
-  T* columns = static_cast<T*>(r.scratch(static_cast<size_t>(d.C * taps * cells + 1) * sizeof(T)));
-  for (int64_t n = 0; n < y_dims[0]; ++n) {
-    const T* mask = r.has_input(4) ? r.input(4).as<T>() + n * d.offset_groups * taps * cells : nullptr;
-    sample(d, x.as<T>() + n * d.C * d.H * d.W, offset.as<T>() + n * d.offset_groups * taps * 2 * cells, mask, columns, r.threads());
-    multiply(d, w.as<T>(), r.has_input(3) ? r.input(3).as<T>() : nullptr, columns, y.as<T>() + n * d.O * cells, r.threads());
+  T* columns = static_cast<T*>(r.scratch(static_cast<size_t>(d.C * d.taps() * d.cells() + 1) * sizeof(T)));
+  for (int64_t n = 0; n < d.N; ++n) {
+    const int64_t moved = n * d.offset_groups * d.taps() * d.cells();
+    sample(d, x.as<T>() + n * d.C * d.H * d.W, offset.as<T>() + 2 * moved, mask ? mask->as<T>() + moved : nullptr, columns, r.threads());
+    multiply(d, w.as<T>(), bias ? bias->as<T>() : nullptr, columns, y.as<T>() + n * d.O * d.cells(), r.threads());
+  }
+}
+
+// --- gradients ---
+
+// What flows back to the samples [C, taps, cells] of an image: W' dY for each group.
+template <typename T>
+void multiply_back(const Deformation& d, const T* w, const T* dy, T* dcolumns, int threads) {
+  const int64_t cells = d.cells(), group_in = d.group_in(), group_out = d.O / d.groups;
+  parallel_for(d.C * d.taps(), 1, threads, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      T* to = dcolumns + row * cells;
+      std::fill_n(to, cells, T(0));
+      const int64_t first = row / group_in * group_out;
+      for (int64_t o = first; o < first + group_out; ++o)
+        for (int64_t i = 0; i < cells; ++i) to[i] += w[o * group_in + row % group_in] * dy[o * cells + i];
+    }
+  });
+}
+template <typename T>
+void add_to_weights(const Deformation& d, const T* columns, const T* dy, T* dw, int threads) {
+  const int64_t cells = d.cells(), group_in = d.group_in(), group_out = d.O / d.groups;
+  parallel_for(d.O, 1, threads, [&](int64_t begin, int64_t end) {
+    for (int64_t o = begin; o < end; ++o) {
+      for (int64_t k = 0; k < group_in; ++k) {
+        const T* row = columns + (o / group_out * group_in + k) * cells;
+        T sum = 0;
+        for (int64_t i = 0; i < cells; ++i) sum += dy[o * cells + i] * row[i];
+        dw[o * group_in + k] += sum;
+      }
+    }
+  });
+}
+// To the image, whose channels have elements of their own.
+template <typename T>
+void give_to_image(const Deformation& d, const T* offset, const T* mask, const T* dcolumns, T* dx, int threads) {
+  const int64_t taps = d.taps(), cells = d.cells();
+  parallel_for(d.C, 1, threads, [&](int64_t begin, int64_t end) {
+    for (int64_t c = begin; c < end; ++c) {
+      T* image = dx + c * d.H * d.W;
+      std::fill_n(image, d.H * d.W, T(0));
+      const int64_t group = d.offset_group_of(c);
+      for (int64_t i = 0; i < taps * cells; ++i) {
+        const Corners<T> corners = d.corners(offset, group, i / cells, i % cells);
+        const T g = dcolumns[c * taps * cells + i] * (mask ? mask[group * taps * cells + i] : T(1));
+        for (int k = 0; k < 4; ++k)
+          if (corners.at[k] >= 0) image[corners.at[k]] += corners.weight[k] * g;
+      }
+    }
+  });
+}
+// To offsets and mask, which all channels of a group share. Either may be null.
+template <typename T>
+void give_to_places(const Deformation& d, const T* x, const T* offset, const T* mask, const T* dcolumns, T* doffset, T* dmask,
+                    int threads) {
+  const int64_t taps = d.taps(), cells = d.cells(), each = d.C / d.offset_groups;
+  parallel_for(d.offset_groups * taps, 1, threads, [&](int64_t begin, int64_t end) {
+    for (int64_t place = begin; place < end; ++place) {
+      const int64_t group = place / taps, tap = place % taps;
+      for (int64_t cell = 0; cell < cells; ++cell) {
+        const Corners<T> corners = d.corners(offset, group, tap, cell);
+        T down = 0, right = 0, taken = 0;
+        for (int64_t c = group * each; c < (group + 1) * each; ++c) {
+          const T g = dcolumns[(c * taps + tap) * cells + cell];
+          const T* image = x + c * d.H * d.W;
+          taken += g * corners.sum(image, corners.weight);
+          down += g * corners.sum(image, corners.down), right += g * corners.sum(image, corners.right);
+        }
+        const T factor = mask ? mask[place * cells + cell] : T(1);
+        if (dmask) dmask[place * cells + cell] = taken;
+        if (doffset) doffset[2 * place * cells + cell] = factor * down, doffset[(2 * place + 1) * cells + cell] = factor * right;
+      }
+    }
+  });
+}
+
+// Inputs: dY, X, W, offset, mask. Outputs: dX, dW, doffset, dmask.
+template <typename T>
+void deform_back(RunContext& r, const Node& node) {
+  const TensorView &dy = r.input(0), &x = r.input(1), &w = r.input(2), &offset = r.input(3);
+  const TensorView* mask = r.has_input(4) ? &r.input(4) : nullptr;
+  const Deformation d(node, x, w, offset, nullptr, mask);
+  if (dy.dims != d.y_dims)
+    throw Error("a gradient that is not of the shape of DeformConv's result", "give that of the forward node's output");
+  const auto wanted = [&](size_t o, const TensorView* like) {
+    return like && r.wants_output(o) ? r.output(o, like->dims).as<T>() : nullptr;
+  };
+  T *dx = wanted(0, &x), *dw = wanted(1, &w), *doffset = wanted(2, &offset), *dmask = wanted(3, mask);
+  if (dw) std::fill_n(dw, w.count(), T(0));
+  const int64_t samples = d.C * d.taps() * d.cells();
+  T* columns = static_cast<T*>(r.scratch(static_cast<size_t>(2 * samples + 1) * sizeof(T)));
+  T* dcolumns = columns + samples;
+  for (int64_t n = 0; n < d.N; ++n) {
+    const int64_t moved = n * d.offset_groups * d.taps() * d.cells();
+    const T *image = x.as<T>() + n * d.C * d.H * d.W, *places = offset.as<T>() + 2 * moved,
+            *factors = mask ? mask->as<T>() + moved : nullptr;
+    const T* g = dy.as<T>() + n * d.O * d.cells();
+    if (dw) {
+      sample(d, image, places, factors, columns, r.threads());
+      add_to_weights(d, columns, g, dw, r.threads());
+    }
+    multiply_back(d, w.as<T>(), g, dcolumns, r.threads());
+    if (dx) give_to_image(d, places, factors, dcolumns, dx + n * d.C * d.H * d.W, r.threads());
+    if (doffset || dmask)
+      give_to_places(d, image, places, factors, dcolumns, doffset ? doffset + 2 * moved : nullptr, dmask ? dmask + moved : nullptr,
+                     r.threads());
   }
 }
 
@@ -99,10 +237,22 @@ CompiledKernel make_deform(const CompileContext& c) {
   return make_any_float(c, make_deform_float);
 }
 
+CompiledKernel make_gradient_float(const CompileContext& c) {
+  return {[node = Node(c.node())](RunContext& r) {
+    dispatch<types::wide_floats>(r.input(1).dtype, [&]<typename T>() { deform_back<T>(r, node); });
+  }};
+}
+CompiledKernel make_gradient(const CompileContext& c) {
+  return make_any_float(c, make_gradient_float);
+}
+
 }  // namespace
 
 void register_deformable_convolution(KernelRegistry& registry) {
   registry.add({.op = "DeformConv", .make = make_deform});
+}
+void register_deformable_gradient(KernelRegistry& registry) {
+  add_gradient(registry, "DeformConvGrad", make_gradient);
 }
 
 }  // namespace fretsaw

@@ -132,6 +132,7 @@ void register_summing_gradients(KernelRegistry& registry) {
 void register_gradients(KernelRegistry& registry) {
   register_summing_gradients(registry);
   register_convolution_gradients(registry);
+  register_deformable_gradient(registry);
   register_pooling_gradients(registry);
   register_normalization_gradients(registry);
   register_loss_gradients(registry);

@@ -12,6 +12,7 @@ inline void add_gradient(KernelRegistry& registry, const char* op, CompiledKerne
 
 void register_summing_gradients(KernelRegistry& registry);      // gradients.cpp: SumTo, GatherGrad
 void register_convolution_gradients(KernelRegistry& registry);  // ConvGradInput, ConvGradWeight
+void register_deformable_gradient(KernelRegistry& registry);    // convolution_deformable.cpp: DeformConvGrad
 void register_pooling_gradients(KernelRegistry& registry);      // MaxPoolGrad, AveragePoolGrad
 void register_normalization_gradients(
     KernelRegistry& registry);                                // BatchNormalizationGrad, LayerNormalizationGrad, RMSNormalizationGrad, ...

@@ -54,6 +54,27 @@ std::vector<GradientCase> resize_gradient_cases() {
       }
     }
   }
+  struct Deformed {
+    Dims x, w, offset;
+    std::vector<Attribute> attributes;
+  };
+  const std::vector<Deformed> deformed = {
+      {{2, 3, 5, 4}, {2, 3, 2, 2}, {2, 8, 4, 3}, {}},
+      {{1, 4, 6, 5},
+       {4, 2, 3, 3},
+       {1, 36, 3, 3},
+       {{"group", int64_t{2}}, {"offset_group", int64_t{2}}, {"pads", Ints{1, 1, 1, 1}}, {"strides", Ints{2, 2}}}},
+      {{1, 2, 7, 6}, {2, 2, 3, 2}, {1, 12, 3, 4}, {{"dilations", Ints{2, 2}}}},
+  };
+  for (const Deformed& d : deformed) {
+    const Dims& o = d.offset;
+    GradientCase c{.op = "DeformConv", .inputs = {x(d.x), x(d.w), x(o, -1.3, 1.3)}, .attributes = d.attributes};
+    cases.push_back(c);
+    c.inputs.insert(c.inputs.end(), {x({d.w[0]}), x({o[0], o[1] / 2, o[2], o[3]}, 0.2, 1)});
+    cases.push_back(c);
+    c.inputs[3] = nothing();
+    cases.push_back(c);
+  }
   for (const char* mode : {"avg", "max"}) {
     for (const int64_t sampling : {0, 2}) {
       for (const char* coordinates : {"half_pixel", "output_half_pixel"}) {

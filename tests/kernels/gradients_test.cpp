@@ -58,7 +58,6 @@ const std::map<std::string, std::string> kWithoutRule = {
     {"BitCast", "a float's bits have no derivative"},
     {"DequantizeLinear", "quantised weights are not trained"},
     {"DynamicQuantizeLinear", "quantised weights are not trained"},
-    {"DeformConv", "not yet"},
     {"CausalConvWithState", "not yet"},
     {"Upsample", "older than the newest opset, which has Resize"},
     {"MaxRoiPool", "not yet"},
