@@ -11,6 +11,7 @@
 #include "runtime/state_parts.h"
 
 namespace fretsaw {
+
 // What micro-batches read stays where it is: their graphs are captured with its address.
 void Rank::add_ahead(Stage& update) {
   ahead_ = std::make_unique<Ahead>();
