@@ -73,7 +73,7 @@ void Rank::fetch(Fetched& fetched, const RuntimeValue& value) {
 // The rank's samples of each input that its stages read, where they lie in one piece. The driver takes small ones from the host at once.
 void Rank::stage_inputs(const StepInputs& step) {
   constexpr size_t kLeast = size_t{64} << 10;  // bytes
-  constexpr int kStepsBefore = 2;              // programs are compiled in the first, captured in the second
+  constexpr int kStepsBefore = 2;              // programs are compiled in the first; most are captured in the second
   const std::vector<BatchPart>& parts = step.batches.parts[static_cast<size_t>(data_)];
   if (!context_.staged || parts.empty() || steps_run_ < kStepsBefore) return;
   std::set<int> numbers;

@@ -55,7 +55,7 @@ std::vector<GradientCase> normalization_gradient_cases();
 std::vector<GradientCase> loss_gradient_cases();
 std::vector<GradientCase> movement_gradient_cases();
 std::vector<GradientCase> indexing_gradient_cases();
-std::vector<GradientCase> resize_gradient_cases();
+std::vector<GradientCase> image_gradient_cases();
 std::vector<GradientCase> attention_gradient_cases();
 std::vector<GradientCase> recurrent_gradient_cases();
 

@@ -14,7 +14,7 @@ RuntimeValue scales(const std::vector<float>& values) {
 
 }  // namespace
 
-std::vector<GradientCase> resize_gradient_cases() {
+std::vector<GradientCase> image_gradient_cases() {
   Draw x;
   std::vector<GradientCase> cases;
   for (const char* mode : {"nearest", "linear", "cubic"}) {

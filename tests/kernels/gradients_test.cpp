@@ -27,7 +27,7 @@ constexpr std::pair<const char*, Table> kTables[] = {
     {"loss", loss_gradient_cases},
     {"movement", movement_gradient_cases},
     {"indexing", indexing_gradient_cases},
-    {"resize", resize_gradient_cases},
+    {"images", image_gradient_cases},
     {"attention", attention_gradient_cases},
     {"recurrent", recurrent_gradient_cases},
 };
