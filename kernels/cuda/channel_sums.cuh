@@ -1,7 +1,9 @@
 // Sums over the elements of each channel of an image, read once: for BatchNormalization by the batch's statistics, and its gradient.
 //
-// A thread sums differences from the first element that it meets, in float32, so that squares lose nothing. They are joined in double as
-// differences from the channel's first element, in an order that the shape and the number of multiprocessors alone decide.
+// A thread sums differences from the first element that it meets, so that squares lose nothing: of 16-bit images in float32, whose 24 bits
+// hold such differences, of others in double, so that the layout, which decides the order, does not show in the rounded result. They are
+// joined in double as differences from the channel's first element, in an order that the shape and the number of multiprocessors alone
+// decide.
 #pragma once
 #include "kernels/cuda/block_reduce.cuh"
 #include "kernels/cuda/channel_pixels.cuh"
@@ -14,7 +16,8 @@ struct ChannelShape {
   WideDivider cells;
   bool last = false;
 
-  ChannelShape(const TensorView& x) : N(x.dims[0]), C(x.dims[1]), cells(product_from_2(x.dims)), last(x.layout == Layout::nhwc || cells.divisor == 1) {}
+  ChannelShape(const TensorView& x)
+      : N(x.dims[0]), C(x.dims[1]), cells(product_from_2(x.dims)), last(x.layout == Layout::nhwc || cells.divisor == 1) {}
   __host__ __device__ int64_t count() const { return N * cells.divisor; }  // elements of a channel
   // Element e of the channel.
   __device__ int64_t place(int64_t channel, int64_t e) const {
@@ -32,6 +35,8 @@ struct ChannelShape {
 };
 
 // With d = x - origin: the sums of d and d d; with kGradient also those of the gradient's elements g, and of g d.
+template <typename T>
+using SumNumber = std::conditional_t<sizeof(T) == 2, float, double>;
 enum SumOf { kOfD, kOfDD, kOfG, kOfGD };
 template <typename Number, bool kGradient>
 struct alignas(2 * sizeof(Number)) ChannelSums {
@@ -46,14 +51,15 @@ struct AddSums {
   }
 };
 
-template <bool kGradient, typename Wide>
-__device__ __forceinline__ void add_element(ChannelSums<Wide, kGradient>& sums, Wide d, Wide g) {
+template <bool kGradient, typename Number>
+__device__ __forceinline__ void add_element(ChannelSums<Number, kGradient>& sums, Number x, Number origin, Number g) {
+  const Number d = x - origin;
   sums.of[kOfD] += d, sums.of[kOfDD] += d * d;
   if constexpr (kGradient) sums.of[kOfG] += g, sums.of[kOfGD] += g * d;
 }
 // The sums of n elements, whose differences were from base + shift, as of differences from base.
-template <typename Wide, bool kGradient>
-__device__ ChannelSums<double, kGradient> shifted(const ChannelSums<Wide, kGradient>& sums, double n, double shift) {
+template <typename Number, bool kGradient>
+__device__ ChannelSums<double, kGradient> shifted(const ChannelSums<Number, kGradient>& sums, double n, double shift) {
   ChannelSums<double, kGradient> out;
 #pragma unroll
   for (int k = 0; k < out.kCount; ++k) out.of[k] = static_cast<double>(sums.of[k]);
@@ -71,11 +77,13 @@ __global__ void __launch_bounds__(kChannelThreads)
   let_later_begin();
   wait_for_earlier();
   using Sums = ChannelSums<double, kGradient>;
+  using Number = SumNumber<T>;
   __shared__ Sums shared[kChannelThreads / 32];
   const int64_t channel = blockIdx.x, end = min(shape.count(), (int64_t{blockIdx.y} + 1) * part);
   const int64_t first = int64_t{blockIdx.y} * part + int64_t{threadIdx.x} * V;
-  const WideOf<T> base = widen(x[shape.place(channel, 0)]), origin = first < end ? widen(x[shape.place(channel, first)]) : base;
-  ChannelSums<WideOf<T>, kGradient> sums{};
+  const Number base = widen(x[shape.place(channel, 0)]),
+               origin = first < end ? static_cast<Number>(widen(x[shape.place(channel, first)])) : base;
+  ChannelSums<Number, kGradient> sums{};
   int taken = 0;
 #pragma unroll 4
   for (int64_t e = first; e < end; e += kChannelThreads * V, taken += V) {
@@ -84,7 +92,7 @@ __global__ void __launch_bounds__(kChannelThreads)
     Lanes<T, V> g{};
     if constexpr (kGradient) g = *reinterpret_cast<const Lanes<T, V>*>(dy + at);
 #pragma unroll
-    for (int v = 0; v < V; ++v) add_element<kGradient>(sums, widen(from.at[v]) - origin, widen(g.at[v]));
+    for (int v = 0; v < V; ++v) add_element<kGradient, Number>(sums, widen(from.at[v]), origin, widen(g.at[v]));
   }
   const double shift = static_cast<double>(origin) - static_cast<double>(base);
   const Sums all = join_group(shifted(sums, taken, shift), Sums{}, shared, AddSums{});
@@ -140,9 +148,10 @@ __global__ void __launch_bounds__(kChannelThreads, kSumBlocks<kGradient>)
   wait_for_earlier();
   const int64_t channel = pixel_channel<V>(), pixels = shape.count(), first = first_pixel(), step = pixel_step();
   using Wide = WideOf<T>;
+  using Number = SumNumber<T>;
   constexpr int kBatch = kPart ? kPixelBatch - 1 : kPixelBatch;
   Wide origins[V] = {};
-  ChannelSums<Wide, kGradient> sums[V] = {};
+  ChannelSums<Number, kGradient> sums[V] = {};
   double taken = 0;
   if (channel < shape.C && first < pixels) {
     const T *own_x = x + channel, *own_dy = dy + channel, *own_y = part.y + channel;
@@ -174,7 +183,7 @@ __global__ void __launch_bounds__(kChannelThreads, kSumBlocks<kGradient>)
             part.bits[(at + channel) / V] = static_cast<uint8_t>(bits);
           }
 #pragma unroll
-          for (int v = 0; v < V; ++v) add_element<kGradient>(sums[v], values[v] - origins[v], gradients[v]);
+          for (int v = 0; v < V; ++v) add_element<kGradient, Number>(sums[v], values[v], origins[v], gradients[v]);
         });
   }
   Wide base[V] = {};
