@@ -18,6 +18,11 @@
 //   GridSampleGrad(dY, X, grid) -> dX, dgrid           GridSample's attributes; where a border clamps, a point has no gradient
 //   DeformConvGrad(dY, X, W, offset, mask) -> dX, dW, doffset, dmask    DeformConv's attributes; the mask may be left out
 //   RoiAlignGrad(dY, X, rois, batch_indices) -> dX     RoiAlign's attributes; regions have no gradient
+//   MaxRoiPoolGrad(dY, X, rois) -> dX                  the first of the largest in a bin takes it all; MaxRoiPool's attributes
+//   CumProdGrad(dY, X, axis) -> dX                     CumProd's attributes; nothing is divided, so zeros are as good as other numbers
+//   DetGrad(dY, X) -> dX                               dY times the cofactors of X, also where X has no inverse
+//   LinearAttentionGrad(query, key, value, past_state, decay, beta, dY, dpresent_state) -> dquery, dkey, dvalue, dpast_state, ddecay,
+//     dbeta    LinearAttention's inputs, of which it need not have all, and the gradients of its results, of which at least one is there
 //   SoftmaxCrossEntropyLossGrad, NegativeLogLikelihoodLossGrad(dLoss, scores, labels, weights) -> dScores; the loss's attributes
 //   CrossEntropy(scores, target) -> loss, lse    for each row of scores [N, C] and its class t, target int64 [N]:
 //     lse = log(sum(e^scores)), loss = lse - (1 - E) scores[t] - E mean(scores), both float32 [N], with attributes label_smoothing E

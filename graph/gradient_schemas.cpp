@@ -1,47 +1,12 @@
 // Schemas of the gradient operators, with their shape inference.
-#include <onnx/defs/schema.h>
-#include <onnx/defs/shape_inference.h>
-
-#include "graph/communication_schemas.h"
 #include "graph/gradient_operators.h"
+#include "graph/gradient_schema_parts.h"
 
 namespace fretsaw {
+
+using namespace gradient_schemas;
+
 namespace {
-
-using onnx::AttributeProto;
-using onnx::InferenceContext;
-using onnx::OpSchema;
-
-int64_t int_attribute(InferenceContext& context, const char* name, int64_t absent) {
-  const AttributeProto* a = context.getAttribute(name);
-  return a && a->has_i() ? a->i() : absent;
-}
-
-// Output `output` is like input `input`.
-void like(InferenceContext& context, size_t input, size_t output) {
-  if (!context.hasOutput(output)) return;
-  onnx::propagateElemTypeFromInputToOutput(context, input, output);
-  if (onnx::hasInputShape(context, input)) onnx::propagateShapeFromInputToOutput(context, input, output);
-}
-
-// Each result is like the input after the one of its number.
-void like_inputs_from_1(InferenceContext& context) {
-  for (size_t o = 0; o < context.getNumOutputs(); ++o) like(context, o + 1, o);
-}
-
-// The type of input 0 in the shape that an input holds.
-template <size_t kShape>
-void shaped_by(InferenceContext& context) {
-  onnx::propagateElemTypeFromInputToOutput(context, 0, 0);
-  bool found = false;
-  const onnx::TensorShapeProto shape = onnx::getShapeInput(context, kShape, found);
-  if (found) onnx::updateOutputShape(context, 0, shape);
-}
-
-template <size_t kInput>
-void like_input(InferenceContext& context) {
-  like(context, kInput, 0);
-}
 
 // dY [n, o, ...], X [n, c, ...] -> [o, c / group, kernel...]
 void weight_shape(InferenceContext& context) {
@@ -76,20 +41,6 @@ void row_shape(InferenceContext& context) {
   onnx::TensorShapeProto made;
   for (int d = static_cast<int>(axis); d < x.dim_size(); ++d) *made.add_dim() = x.dim(d);
   onnx::updateOutputShape(context, 0, made);
-}
-
-OpSchema base(const char* name, const char* doc, const char* first) {
-  OpSchema schema(name, __FILE__, __LINE__);
-  schema.SetDomain(kCommunicationDomain)
-      .SinceVersion(1)
-      .SetDoc(doc)
-      .Input(0, first, "The gradient of the result", "T")
-      .TypeConstraint("T", {"tensor(float16)", "tensor(bfloat16)", "tensor(float)", "tensor(double)"}, "Floating-point numbers");
-  return schema;
-}
-
-OpSchema with_shape(OpSchema schema, int input) {
-  return schema.Input(input, "shape", "The shape of the result", "S").TypeConstraint("S", {"tensor(int64)"}, "Sizes");
 }
 
 OpSchema with_window(OpSchema schema) {
@@ -227,72 +178,6 @@ std::vector<OpSchema> attention_schemas() {
   return {schema};
 }
 
-// Each result is like the input whose gradient it is: all but sequence_lens have one.
-void recurrent_shapes(InferenceContext& context) {
-  for (size_t o = 0; o < context.getNumOutputs(); ++o) like(context, o < 4 ? o : o + 1, o);
-}
-
-OpSchema recurrent(const char* name, const char* doc, bool is_lstm) {
-  OpSchema schema(name, __FILE__, __LINE__);
-  schema.SetDomain(kCommunicationDomain)
-      .SinceVersion(1)
-      .SetDoc(doc)
-      .TypeConstraint("T", {"tensor(float16)", "tensor(bfloat16)", "tensor(float)", "tensor(double)"}, "Floating-point numbers")
-      .TypeConstraint("I", {"tensor(int32)"}, "Lengths")
-      .TypeAndShapeInferenceFunction(recurrent_shapes);
-  std::vector<const char*> operands = {"X", "W", "R", "B", "sequence_lens", "initial_h"}, results = {"Y", "Y_h"};
-  if (is_lstm) operands.insert(operands.end(), {"initial_c", "P"}), results.push_back("Y_c");
-  int input = 0, output = 0;
-  for (const char* operand : operands) {
-    const bool lengths = input == 4;
-    schema.Input(input, operand, "The operator's input", lengths ? "I" : "T", input < 3 ? OpSchema::Single : OpSchema::Optional);
-    if (!lengths) schema.Output(output++, "d" + std::string(operand), "The gradient of " + std::string(operand), "T", OpSchema::Optional);
-    ++input;
-  }
-  schema.Input(input++, "Y", "The operator's states after all steps", "T");
-  for (const char* result : results)
-    schema.Input(input++, "d" + std::string(result), "The gradient of " + std::string(result), "T", OpSchema::Optional);
-  for (const char* attribute : {"activation_alpha", "activation_beta"})
-    schema.Attr(attribute, "As the operator's", AttributeProto::FLOATS, false);
-  schema.Attr("activations", "As the operator's", AttributeProto::STRINGS, false)
-      .Attr("clip", "As the operator's", AttributeProto::FLOAT, false)
-      .Attr("direction", "As the operator's", AttributeProto::STRING, std::string("forward"))
-      .Attr("hidden_size", "As the operator's", AttributeProto::INT, false);
-  for (const char* attribute : {"layout", is_lstm ? "input_forget" : "linear_before_reset"})
-    schema.Attr(attribute, "As the operator's", AttributeProto::INT, static_cast<int64_t>(0));
-  return schema;
-}
-
-std::vector<OpSchema> recurrent_schemas() {
-  return {recurrent("LSTMGrad", "The gradients of LSTM.", true), recurrent("GRUGrad", "The gradients of GRU.", false),
-          recurrent("RNNGrad", "The gradients of RNN.", false)};
-}
-
-std::vector<OpSchema> sampling_schemas() {
-  return {base("GridSampleGrad", "The gradients of GridSample.", "dY")
-              .Input(1, "X", "GridSample's image [N, C, ...]", "T")
-              .Input(2, "grid", "GridSample's points [N, ..., r]", "T")
-              .Output(0, "dX", "The gradient of X", "T", OpSchema::Optional)
-              .Output(1, "dgrid", "The gradient of the grid", "T", OpSchema::Optional)
-              .Attr("mode", "As the operator's", AttributeProto::STRING, std::string("linear"))
-              .Attr("padding_mode", "As the operator's", AttributeProto::STRING, std::string("zeros"))
-              .Attr("align_corners", "As the operator's", AttributeProto::INT, static_cast<int64_t>(0))
-              .TypeAndShapeInferenceFunction(like_inputs_from_1),
-          base("RoiAlignGrad", "The gradient of RoiAlign's image.", "dY")
-              .Input(1, "X", "RoiAlign's image [N, C, H, W]", "T")
-              .Input(2, "rois", "RoiAlign's regions [R, 4]", "T")
-              .Input(3, "batch_indices", "The image of each region [R]", "I")
-              .Output(0, "dX", "The gradient of X", "T")
-              .TypeConstraint("I", {"tensor(int64)"}, "Indices")
-              .Attr("mode", "As the operator's", AttributeProto::STRING, std::string("avg"))
-              .Attr("coordinate_transformation_mode", "As the operator's", AttributeProto::STRING, std::string("half_pixel"))
-              .Attr("output_height", "As the operator's", AttributeProto::INT, static_cast<int64_t>(1))
-              .Attr("output_width", "As the operator's", AttributeProto::INT, static_cast<int64_t>(1))
-              .Attr("sampling_ratio", "As the operator's", AttributeProto::INT, static_cast<int64_t>(0))
-              .Attr("spatial_scale", "As the operator's", AttributeProto::FLOAT, 1.0F)
-              .TypeAndShapeInferenceFunction(like_input<1>)};
-}
-
 template <int32_t kType>
 void drawn_shape(InferenceContext& context) {
   onnx::updateOutputElemType(context, 0, kType);
@@ -391,8 +276,8 @@ std::vector<OpSchema> random_schemas() {
 }  // namespace
 
 void register_gradient_schemas() {
-  for (auto family : {movement_schemas, window_schemas, norm_schemas, attention_schemas, recurrent_schemas, sampling_schemas,
-                      cross_entropy_schemas, sum_schemas, random_schemas})
+  for (auto family : {movement_schemas, window_schemas, norm_schemas, attention_schemas, other_gradient_schemas, cross_entropy_schemas,
+                      sum_schemas, random_schemas})
     for (OpSchema& schema : family()) onnx::RegisterSchema(std::move(schema), 0, false);
 }
 

@@ -291,6 +291,58 @@ double recurrent_grad_flops(const Node& node) {
   return 3 * recurrent_flops(node);
 }
 
+// Running products: dY, X [...] and the axis -> as X. Determinants: dY [...], X [..., m, m] -> as X.
+FactorRule product_grad_factors(const Node& node) {
+  RuleBuilder rule(node);
+  const bool det = node.op == "DetGrad";
+  const auto given = det ? std::vector<int64_t>{-1} : constant_ints(node, 2);
+  if (!given || given->size() != 1) throw NoRule{"its axis is computed while it runs"};
+  const size_t rank = rule.rank(1), axis = axis_of((*given)[0], rank);
+  if (rule.rank(0) + (det ? 2 : 0) != rank) throw NoRule{"operands whose ranks do not fit"};
+  rule.out_rank(0, rank);
+  for (size_t d = 0; d < rank; ++d) {
+    const bool whole = det ? d + 2 >= rank : d == axis;
+    const int f = rule.from(1, d, whole ? Kind::whole : Kind::parallel, (whole ? "w" : "i") + std::to_string(d));
+    if (f < 0) continue;
+    if (!det || !whole) rule.in(0, d, f);
+    rule.out(0, d, f);
+  }
+  return rule.done();
+}
+
+// An elimination, and a triangle's inverse twice.
+double det_grad_flops(const Node& node) {
+  const Value* x = node.input(1);
+  if (!x || !x->type.shape || x->type.shape->empty()) return 0;
+  return 2 * count_of(x) * number_of(x->type.shape->back());
+}
+
+// Only the samples are independent; the rest is given whole.
+FactorRule linear_attention_grad_factors(const Node& node) {
+  RuleBuilder rule(node);
+  const int b = rule.parallel(rule.dim(0, 0), "b");
+  for (size_t i = 0; i < node.inputs.size(); ++i) {
+    if (!rule.has(i)) continue;
+    rule.in(i, 0, b);
+    rule.rest_whole(i, "x" + std::to_string(i));
+  }
+  for (size_t o = 0; o < node.outputs.size(); ++o) {
+    if (!node.out(o)) continue;
+    rule.out_rank(o, rule.rank(o));
+    rule.out(o, 0, b);
+    rule.rest_whole_out(o, "y");
+  }
+  return rule.done();
+}
+
+// The states twice more, and for each position and head four products of a state's size on the way back.
+double linear_attention_grad_flops(const Node& node) {
+  const Value *query = node.input(0), *value = node.input(2);
+  const double heads = number_of(Dim(node.get_int("q_num_heads", 1)));
+  if (!value || !value->type.shape || value->type.shape->size() != 3) return 12 * count_of(query);
+  return 12 * count_of(query) * number_of(value->type.shape->back()) / heads;
+}
+
 double elements_of_second(const Node& node) {
   return count_of(node.input(1));
 }
@@ -331,6 +383,10 @@ std::vector<OperatorRecord> gradient_operators() {
       record("RNNGrad", Role::contraction, nullptr, recurrent_grad_flops),
       record("GridSampleGrad", Role::other, nullptr, elements_of_second),
       record("RoiAlignGrad", Role::other, nullptr, elements_of_second),
+      record("MaxRoiPoolGrad", Role::other, nullptr, elements_of_second),
+      record("CumProdGrad", Role::other, product_grad_factors, elements_of_second),
+      record("DetGrad", Role::other, product_grad_factors, det_grad_flops),
+      record("LinearAttentionGrad", Role::other, linear_attention_grad_factors, linear_attention_grad_flops),
       {.name = "SquaredSum", .domain = kCommunicationDomain, .since = 1, .role = Role::reduction, .flops = input_elements},
       {.name = "DropoutMask", .domain = kCommunicationDomain, .since = 1, .gradient = zero_gradient},
       {.name = "RandomAt", .domain = kCommunicationDomain, .since = 1, .gradient = zero_gradient},

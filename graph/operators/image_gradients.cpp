@@ -1,4 +1,4 @@
-// Gradients of operators on images: Resize, Col2Im, AffineGrid, GridSample, RoiAlign.
+// Gradients of operators on images: Resize, Col2Im, AffineGrid, GridSample, RoiAlign, MaxRoiPool.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -172,6 +172,13 @@ std::vector<Value*> roi_align_gradient(GradientContext& c) {
   return found;
 }
 
+std::vector<Value*> max_roi_pool_gradient(GradientContext& c) {
+  std::vector<Value*> found = c.none();
+  if (c.wants(0))
+    found[0] = c.add_own("MaxRoiPoolGrad", {c.of_output(), c.input(0), c.input(1)}, c.attributes({"pooled_shape", "spatial_scale"}));
+  return found;
+}
+
 }  // namespace
 
 GradientRule image_gradient(const std::string& name) {
@@ -179,6 +186,7 @@ GradientRule image_gradient(const std::string& name) {
   if (name == "Resize") return resize_gradient;
   if (name == "GridSample") return grid_sample_gradient;
   if (name == "RoiAlign") return roi_align_gradient;
+  if (name == "MaxRoiPool") return max_roi_pool_gradient;
   if (name == "Col2Im") return col2im_gradient;
   return name == "ImageDecoder" ? zero_gradient : nullptr;
 }

@@ -67,6 +67,10 @@ std::vector<Value*> cumsum_gradient(GradientContext& c) {
   return only_first(c, c.add("CumSum", {c.of_output(), c.input(1)}, attributes));
 }
 
+std::vector<Value*> cumprod_gradient(GradientContext& c) {
+  return only_first(c, c.add_own("CumProdGrad", {c.of_output(), c.input(0), c.input(1)}, c.attributes({"exclusive", "reverse"})));
+}
+
 // values [off, on]: each gets the sum of g where it stands
 std::vector<Value*> one_hot_gradient(GradientContext& c) {
   std::vector<Value*> found = c.none();
@@ -79,14 +83,50 @@ std::vector<Value*> one_hot_gradient(GradientContext& c) {
   return found;
 }
 
-// The slices along the axis (of the flattened tensor without one) where the condition holds.
-std::vector<Value*> compress_gradient(GradientContext& c) {
-  Value* kept = c.add("Squeeze", {c.add("NonZero", {c.input(1)}, {}, DType::int64), c.integers({0})}, {}, DType::int64);
+// The gradient of slices that lay at these places along the axis; of the flattened tensor where the node has no axis.
+std::vector<Value*> slices_gradient(GradientContext& c, Value* places) {
   if (c.node().has("axis"))
-    return only_first(c, c.add_own("GatherGrad", {c.of_output(), kept, c.shape_value(c.input(0))}, c.attributes({"axis"})));
+    return only_first(c, c.add_own("GatherGrad", {c.of_output(), places, c.shape_value(c.input(0))}, c.attributes({"axis"})));
   Value* size = c.add("Reshape", {c.add("Size", {c.input(0)}, {}, DType::int64), c.integers({1})}, {}, DType::int64);
-  Value* flat = c.add_own("GatherGrad", {c.of_output(), kept, size}, {{"axis", int64_t{0}}});
+  Value* flat = c.add_own("GatherGrad", {c.of_output(), places, size}, {{"axis", int64_t{0}}});
   return only_first(c, c.reshape_like(flat, c.input(0)));
+}
+
+// Those where the condition holds.
+std::vector<Value*> compress_gradient(GradientContext& c) {
+  return slices_gradient(c, c.add("Squeeze", {c.add("NonZero", {c.input(1)}, {}, DType::int64), c.integers({0})}, {}, DType::int64));
+}
+
+// Y[k] = X[indices[k]]: of equal ones the first gets the gradient.
+std::vector<Value*> unique_gradient(GradientContext& c) {
+  return c.of_output() ? slices_gradient(c, c.output(1, DType::int64)) : c.none();
+}
+
+// The cache, overwritten by the update from each sample's write index on.
+std::vector<Value*> tensor_scatter_gradient(GradientContext& c) {
+  std::vector<Value*> found = c.none();
+  Value *g = c.of_output(), *update = c.input(1), *starts = c.input(2);
+  const size_t rank = c.rank(c.input(0)), axis = c.axis(c.node().get_int("axis", -2), rank);
+  const auto at = static_cast<int64_t>(axis);
+  if (c.wants(0)) {
+    std::vector<Value*> operands = {g, c.zeros_like(update)};
+    if (starts) operands.push_back(starts);
+    found[0] = c.add("TensorScatter", operands, c.attributes({"axis", "mode"}));
+  }
+  if (!c.wants(1)) return found;
+  Value* length = c.size_value(update, at);
+  if (!starts) {
+    found[1] = c.add("Slice", {g, c.integers({0}), length, c.integers({at})});
+    return found;
+  }
+  std::vector<int64_t> samples(rank, 1), steps(rank, 1);
+  samples[0] = steps[axis] = -1;
+  Value* end = c.add("Squeeze", {length, c.integers({0})});
+  Value* along = c.add("Reshape", {c.add("Range", {c.integer(0), end, c.integer(1)}, {}, DType::int64), c.integers(steps)});
+  Value* places = c.add("Add", {c.add("Reshape", {starts, c.integers(samples)}), along});
+  if (c.node().get_string("mode", "linear") == "circular") places = c.add("Mod", {places, c.size_value(c.input(0), at)});
+  found[1] = c.add("GatherElements", {g, c.expand_like(places, update)}, {{"axis", at}});
+  return found;
 }
 
 }  // namespace
@@ -101,8 +141,11 @@ GradientRule indexing_gradient(const std::string& name) {
       {"ScatterND", scatter_nd_gradient},
       {"TopK", topk_gradient},
       {"CumSum", cumsum_gradient},
+      {"CumProd", cumprod_gradient},
       {"OneHot", one_hot_gradient},
       {"Compress", compress_gradient},
+      {"Unique", unique_gradient},
+      {"TensorScatter", tensor_scatter_gradient},
       // Indices, and draws.
       {"Multinomial", zero_gradient},
       {"NonZero", zero_gradient},

@@ -201,6 +201,7 @@ void register_attention(KernelRegistry& registry) {
   registry.add({.op = "Attention", .make = make_attention});
   registry.add({.op = "StridedAttention", .domain = kDeviceDomain, .make = make_strided_attention});
   register_rotary_embedding(registry);
+  register_linear_attention(registry);
 }
 
 }  // namespace fretsaw

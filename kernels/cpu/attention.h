@@ -5,5 +5,6 @@
 namespace fretsaw {
 
 void register_rotary_embedding(KernelRegistry& registry);
+void register_linear_attention(KernelRegistry& registry);
 
 }  // namespace fretsaw

@@ -24,7 +24,7 @@ void register_pooling(KernelRegistry& registry);           // *Pool, Global*Pool
 void register_normalization(
     KernelRegistry& registry);                    // BatchNormalization, LayerNormalization, Group, Instance, RMS, LRN, LpNormalization, MVN
 void register_softmax(KernelRegistry& registry);  // Softmax, LogSoftmax, Hardmax, losses
-void register_attention(KernelRegistry& registry);  // Attention, RotaryEmbedding, ...
+void register_attention(KernelRegistry& registry);  // Attention, RotaryEmbedding, LinearAttention
 void register_recurrent(KernelRegistry& registry);  // LSTM, GRU, RNN
 void register_gradients(KernelRegistry& registry);  // the gradient operators of ai.fretsaw
 

@@ -142,6 +142,9 @@ void register_gradients(KernelRegistry& registry) {
   register_recurrent_gradients(registry);
   register_sampling_gradient(registry);
   register_regions_gradient(registry);
+  register_cumulative_gradient(registry);
+  register_determinant_gradient(registry);
+  register_linear_attention_gradient(registry);
 }
 
 }  // namespace fretsaw

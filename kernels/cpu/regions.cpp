@@ -24,6 +24,22 @@ RoiAlignNode::RoiAlignNode(const Node& node)
           "the output's size or the sampling ratio is out of range");
 }
 
+MaxRoiPoolNode::MaxRoiPoolNode(const Node& node) : height(0), width(0), scale(node.get_float("spatial_scale", 1)) {
+  const std::vector<int64_t> pooled = node.get_ints("pooled_shape");
+  require(pooled.size() == 2 && pooled[0] > 0 && pooled[1] > 0, "pooled_shape must be two positive numbers");
+  height = pooled[0], width = pooled[1];
+}
+
+PooledRegion::PooledRegion(const MaxRoiPoolNode& node, const double* region, int64_t images) {
+  require(std::all_of(region, region + 5, [](double v) { return std::isfinite(v) && std::fabs(v) < 0x1p40; }),
+          "a region is too large or not a number");
+  image = static_cast<int64_t>(region[0]);
+  if (image < 0 || image >= images) throw_index_out_of_range(image, images);
+  x0 = std::round(region[1] * node.scale), y0 = std::round(region[2] * node.scale);
+  width = std::max(std::round(region[3] * node.scale) - x0 + 1, 1.0);
+  height = std::max(std::round(region[4] * node.scale) - y0 + 1, 1.0);
+}
+
 Col2ImNode col2im_node(const Node& attributes, Dims image, Dims block) {
   const size_t rank = image.size();
   Col2ImNode node{.image = std::move(image),
@@ -114,32 +130,22 @@ CompiledKernel make_roi_align(const CompileContext& c) {
 }
 
 CompiledKernel make_max_roi_pool(const CompileContext& c) {
-  const std::vector<int64_t> pooled = c.node().get_ints("pooled_shape");
-  const double scale = c.node().get_float("spatial_scale", 1);
-  require(pooled.size() == 2 && pooled[0] > 0 && pooled[1] > 0, "pooled_shape must be two positive numbers");
-  return {[=](RunContext& r) {
+  return {[node = MaxRoiPoolNode(c.node())](RunContext& r) {
     const TensorView &x = r.input(0), &rois = r.input(1);  // [N, C, H, W], [R, 5]
     require(x.rank() == 4 && rois.rank() == 2 && rois.dims[1] == 5, "the image must be [N, C, H, W] and the regions [R, 5]");
     const std::vector<double> regions = as_doubles(rois);
-    const int64_t channels = x.dims[1], height = x.dims[2], width = x.dims[3];
-    TensorView& y = sized_output(r, 0, {rois.dims[0], channels, pooled[0], pooled[1]}, x.dtype);
+    const int64_t channels = x.dims[1], height = x.dims[2], width = x.dims[3], bins = node.height * node.width;
+    TensorView& y = sized_output(r, 0, {rois.dims[0], channels, node.height, node.width}, x.dtype);
     with_compute_type(x.dtype, [&]<typename T>() {
       NumberReader<T> from(x);
       NumberWriter<T> to(y);
       int64_t out = 0;
       for (int64_t roi = 0; roi < rois.dims[0]; ++roi) {
-        const double* region = regions.data() + roi * 5;
-        require(std::all_of(region, region + 5, [](double v) { return std::isfinite(v) && std::fabs(v) < 0x1p40; }),
-                "a region is too large or not a number");
-        const int64_t batch = static_cast<int64_t>(region[0]);
-        if (batch < 0 || batch >= x.dims[0]) throw_index_out_of_range(batch, x.dims[0]);
-        const double x0 = std::round(region[1] * scale), y0 = std::round(region[2] * scale);
-        const double roi_width = std::max(std::round(region[3] * scale) - x0 + 1, 1.0);
-        const double roi_height = std::max(std::round(region[4] * scale) - y0 + 1, 1.0);
-        for (int64_t i = 0; i < channels * pooled[0] * pooled[1]; ++i) {
-          const Extent rows = bin_extent(i / pooled[1] % pooled[0], pooled[0], y0, roi_height, height);
-          const Extent columns = bin_extent(i % pooled[1], pooled[1], x0, roi_width, width);
-          const T* plane = from.data() + (batch * channels + i / (pooled[0] * pooled[1])) * height * width;
+        const PooledRegion region(node, regions.data() + roi * 5, x.dims[0]);
+        for (int64_t i = 0; i < channels * bins; ++i) {
+          const Extent rows = bin_extent(i / node.width % node.height, node.height, region.y0, region.height, height);
+          const Extent columns = bin_extent(i % node.width, node.width, region.x0, region.width, width);
+          const T* plane = from.data() + (region.image * channels + i / bins) * height * width;
           const bool empty = rows.first >= rows.last || columns.first >= columns.last;
           T highest = empty ? T(0) : plane[rows.first * width + columns.first];
           for (int64_t h = rows.first; h < rows.last; ++h) {

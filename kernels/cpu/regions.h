@@ -67,6 +67,21 @@ struct RoiGrid {
   }
 };
 
+struct MaxRoiPoolNode {
+  int64_t height, width;
+  double scale;
+
+  explicit MaxRoiPoolNode(const Node& node);  // throws Error for values that are out of range
+};
+
+// A region [image, x0, y0, x1, y1] in elements of the image's planes; throws Error where there is no such image.
+struct PooledRegion {
+  int64_t image;
+  double x0, y0, width, height;
+
+  PooledRegion(const MaxRoiPoolNode& node, const double* region, int64_t images);
+};
+
 // Rows or columns [first, last) of a bin of MaxRoiPool.
 struct Extent {
   int64_t first, last;

@@ -1,4 +1,5 @@
-// RoiAlignGrad: the elements around each sample point get back what it took of them; regions have no gradient, as in PyTorch.
+// RoiAlignGrad: the elements around each sample point get back what it took of them; MaxRoiPoolGrad: the first of a bin's largest elements
+// gets it all. Regions have no gradient, as in PyTorch.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -64,6 +65,48 @@ void run_gradient(RunContext& r, const RoiAlignNode& node) {
   });
 }
 
+template <typename T>
+void run_pool_gradient(RunContext& r, const MaxRoiPoolNode& node) {
+  const TensorView &dy = r.input(0), &x = r.input(1), &rois = r.input(2);  // [R, C, h, w], [N, C, H, W], [R, 5]
+  if (x.rank() != 4 || rois.rank() != 2 || rois.dims[1] != 5 || dy.dims != Dims({rois.dims[0], x.dims[1], node.height, node.width}))
+    throw Error("a gradient that is not of the shape of MaxRoiPool's result", "give that of the forward node's output");
+  const std::vector<double> corners = as_doubles(rois);
+  std::vector<PooledRegion> regions;
+  for (int64_t i = 0; i < rois.dims[0]; ++i) regions.emplace_back(node, corners.data() + 5 * i, x.dims[0]);
+  const int64_t channels = x.dims[1], height = x.dims[2], width = x.dims[3], bins = node.height * node.width;
+  TensorView& dx = r.output(0, x.dims);
+  std::fill_n(dx.as<T>(), dx.count(), T(0));
+  // Regions may lie over one another, channels do not.
+  parallel_for(channels, 1, r.threads(), [&](int64_t begin, int64_t end) {
+    for (size_t roi = 0; roi < regions.size(); ++roi) {
+      const PooledRegion& region = regions[roi];
+      for (int64_t bin = 0; bin < bins; ++bin) {
+        const Extent rows = bin_extent(bin / node.width, node.height, region.y0, region.height, height);
+        const Extent columns = bin_extent(bin % node.width, node.width, region.x0, region.width, width);
+        if (rows.first >= rows.last || columns.first >= columns.last) continue;  // gives 0
+        for (int64_t c = begin; c < end; ++c) {
+          const int64_t plane = (region.image * channels + c) * height * width;
+          const T* from = x.as<T>() + plane;
+          int64_t best = rows.first * width + columns.first;
+          for (int64_t h = rows.first; h < rows.last; ++h)
+            for (int64_t w = columns.first; w < columns.last; ++w)
+              if (from[best] < from[h * width + w]) best = h * width + w;
+          dx.as<T>()[plane + best] += dy.as<T>()[(static_cast<int64_t>(roi) * channels + c) * bins + bin];
+        }
+      }
+    }
+  });
+}
+
+CompiledKernel make_pool_plain(const CompileContext& c) {
+  return {[node = MaxRoiPoolNode(c.node())](RunContext& r) {
+    dispatch<types::wide_floats>(r.input(1).dtype, [&]<typename T>() { run_pool_gradient<T>(r, node); });
+  }};
+}
+CompiledKernel make_pool(const CompileContext& c) {
+  return make_any_float(c, make_pool_plain);
+}
+
 CompiledKernel make_plain(const CompileContext& c) {
   return {[node = RoiAlignNode(c.node())](RunContext& r) {
     dispatch<types::wide_floats>(r.input(1).dtype, [&]<typename T>() { run_gradient<T>(r, node); });
@@ -77,6 +120,7 @@ CompiledKernel make_any(const CompileContext& c) {
 
 void register_regions_gradient(KernelRegistry& registry) {
   add_gradient(registry, "RoiAlignGrad", make_any);
+  add_gradient(registry, "MaxRoiPoolGrad", make_pool);
 }
 
 }  // namespace fretsaw

@@ -73,6 +73,16 @@ const Case kCases[] = {
      "GRUGrad<hidden_size=4, layout=1>(x, w, r, , , , h, g)", "float32[2,5,3]", "unknown: the operator has no factor rule", 5400},
     {"float[5,b,3] x, float[1,4,3] w, float[1,4,4] r, float[5,1,b,4] h, float[1,b,4] g) => (y)",
      "RNNGrad<hidden_size=4>(x, w, r, , , , h, , g)", "float32[5,b,3]", "unknown: the operator has no factor rule", 900},
+    {"float[2,n,4] g, float[2,n,4] x) => (y) <int64 a = {-2}>", "CumProdGrad<reverse=1>(g, x, a)", "float32[2,n,4]",
+     "i0 w1 i2, i0 w1 i2, . -> i0 w1 i2 | whole w1", 8},
+    {"float[2,4] g, float[2,4] x, int64 a) => (y)", "CumProdGrad(g, x, a)", "float32[2,4]", "unknown: its axis is computed while it runs",
+     8},
+    {"float[b,5] g, float[b,5,3,3] x) => (y)", "DetGrad(g, x)", "float32[b,5,3,3]", "i0 i1, i0 i1 w2 w3 -> i0 i1 w2 w3 | whole w2 w3", 270},
+    {"float[b,7,12] q, float[b,7,6] k, float[b,7,4] v, float[b,7,8] g) => (y)",
+     "LinearAttentionGrad<update_rule=\"linear\", q_num_heads=4, kv_num_heads=2>(q, k, v, , , , g)", "float32[b,7,12]",
+     "b x01 x02, b x11 x12, b x21 x22, ., ., ., b x61 x62 -> b y1' y2' | whole x01 x02 x11 x12 x21 x22 x61 x62 y1' y2'", 1008},
+    {"float[3,2,2,2] g, float[1,2,8,8] x, float[3,5] r) => (y)", "MaxRoiPoolGrad<pooled_shape=[2,2]>(g, x, r)", "float32[1,2,8,8]",
+     "unknown: the operator has no factor rule", 128},
 };
 INSTANTIATE_TEST_SUITE_P(All, GradientOperators, ::testing::ValuesIn(kCases));
 

@@ -48,6 +48,7 @@ const std::set<std::string>& gradient_operators_made();
 std::vector<GradientCase> unary_gradient_cases();
 std::vector<GradientCase> broadcasting_gradient_cases();
 std::vector<GradientCase> reduction_gradient_cases();
+std::vector<GradientCase> product_gradient_cases();
 std::vector<GradientCase> contraction_gradient_cases();
 std::vector<GradientCase> convolution_gradient_cases();
 std::vector<GradientCase> pooling_gradient_cases();

@@ -1,4 +1,4 @@
-// Gradients of Resize, GridSample, Fourier transforms, attention and rotary embeddings.
+// Gradients of Resize, GridSample, regions, Fourier transforms, attention and rotary embeddings.
 #include "tests/kernels/gradient_case.h"
 #include "tests/kernels/operator_case.h"
 
@@ -10,6 +10,36 @@ using Ints = std::vector<int64_t>;
 
 RuntimeValue scales(const std::vector<float>& values) {
   return tensor_of({static_cast<int64_t>(values.size())}, values);
+}
+
+void add_linear_attention(std::vector<GradientCase>& cases, Draw& x) {
+  struct Heads {
+    int64_t queries, others;
+  };
+  constexpr int64_t kBatch = 2, kKeys = 3, kValues = 2;
+  for (const char* rule : {"linear", "gated", "delta", "gated_delta"}) {
+    const bool gated = std::string(rule).rfind("gated", 0) == 0, delta = std::string(rule).find("delta") != std::string::npos;
+    for (const auto& [queries, others] : {Heads{2, 2}, {4, 2}, {3, 1}}) {
+      for (const int64_t steps : {1, 7}) {
+        GradientCase c{.op = "LinearAttention", .outputs = 2};
+        c.inputs = {x({kBatch, steps, queries * kKeys}, -1, 1), x({kBatch, steps, others * kKeys}, -1, 1),
+                    x({kBatch, steps, others * kValues}), x({kBatch, others, kKeys, kValues})};
+        c.inputs.push_back(gated ? x({kBatch, steps, others * (queries == others ? 1 : kKeys)}, -1, 0) : nothing());
+        if (delta) c.inputs.push_back(x({kBatch, steps, queries == 4 ? 1 : others}, 0.1, 0.9));
+        if (!gated && !delta) c.inputs.pop_back();
+        c.attributes = {{"update_rule", std::string(rule)}, {"q_num_heads", queries}, {"kv_num_heads", others}};
+        if (steps == 1) c.attributes.push_back({"scale", 0.3F});
+        cases.push_back(c);
+        // From nothing; by the output or the last state alone.
+        c.inputs[3] = nothing();
+        if (c.inputs.size() == 4) c.inputs.pop_back();
+        c.in_loss = 1;
+        cases.push_back(c);
+        c.in_loss = SIZE_MAX, c.left_out = {0};
+        cases.push_back(c);
+      }
+    }
+  }
 }
 
 }  // namespace
@@ -89,6 +119,15 @@ std::vector<GradientCase> image_gradient_cases() {
       }
     }
   }
+  // Of the second image too, over one another, partly outside, and one beyond the image whose result is 0.
+  const RuntimeValue pooled =
+      tensor_of({5, 5}, std::vector<double>{0, 1, 1, 7, 9, 1, 2, 0, 6, 5, 0, -3, 4, 5, 14, 1, 3, 3, 3, 3, 0, 40, 40, 50, 50});
+  for (const auto& [shape, scale] : {std::pair<Ints, float>{{2, 3}, 0.5F}, {{1, 1}, 1}, {{4, 2}, 0.7F}}) {
+    cases.push_back({.op = "MaxRoiPool",
+                     .inputs = {x({2, 3, 6, 5}), pooled},
+                     .attributes = {{"pooled_shape", shape}, {"spatial_scale", scale}},
+                     .frozen = {1}});
+  }
   for (const int64_t inverse : {0, 1}) {
     for (const int64_t onesided : {0, 1}) {
       const std::vector<Attribute> attributes = {{"inverse", inverse}, {"onesided", onesided}};
@@ -160,6 +199,7 @@ std::vector<GradientCase> attention_gradient_cases() {
   cases.push_back({.op = "Attention", .inputs = {x({1, 2, 3, 4}), x({1, 2, 5, 4}), x({1, 2, 5, 4})}, .frozen = {0, 2}});
   cases.push_back({.op = "Attention", .inputs = {x({1, 2, 3, 4}), x({1, 2, 0, 4}), x({1, 2, 0, 4})}, .narrow = false});
   cases.push_back({.op = "Attention", .inputs = {x({1, 2, 3, 4}), x({1, 2, 5, 4}), x({1, 2, 5, 4})}, .frozen = {1}});
+  add_linear_attention(cases, x);
   return cases;
 }
 

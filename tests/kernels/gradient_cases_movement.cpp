@@ -75,6 +75,18 @@ void add_slices(std::vector<GradientCase>& cases, Draw& x) {
   cases.push_back({.op = "CenterCropPad", .inputs = {x({5, 4}), ints({8})}, .attributes = {{"axes", Ints{0}}}});
 }
 
+// The second of `starts` reaches beyond the end of a cache of 5, for circular ones.
+void add_caches(std::vector<GradientCase>& cases, Draw& x) {
+  const auto circular = Attribute{"mode", std::string("circular")};
+  const RuntimeValue starts = ints({0, 2, 1}), round = ints({0, 4, 8});
+  cases.push_back({.op = "TensorScatter", .inputs = {x({3, 2, 5, 2}), x({3, 2, 3, 2}), starts}});
+  cases.push_back({.op = "TensorScatter", .inputs = {x({3, 2, 5, 2}), x({3, 2, 3, 2})}});
+  cases.push_back({.op = "TensorScatter", .inputs = {x({3, 2, 5, 2}), x({3, 2, 3, 2}), round}, .attributes = {circular}, .fed = {2}});
+  cases.push_back({.op = "TensorScatter", .inputs = {x({3, 5, 4}), x({3, 5, 4}), round}, .attributes = {circular}});
+  cases.push_back({.op = "TensorScatter", .inputs = {x({3, 5, 2, 2}), x({3, 1, 2, 2}), starts}, .attributes = {{"axis", int64_t{1}}}});
+  cases.push_back({.op = "TensorScatter", .inputs = {x({3, 4}), x({3, 2}), starts}, .attributes = {{"axis", int64_t{-1}}}, .frozen = {0}});
+}
+
 }  // namespace
 
 std::vector<GradientCase> movement_gradient_cases() {
@@ -124,6 +136,18 @@ std::vector<GradientCase> indexing_gradient_cases() {
   const RuntimeValue kept = tensor_of({4}, std::vector<bool>{true, false, false, true});
   cases.push_back({.op = "Compress", .inputs = {x({3, 4}), kept}, .attributes = {{"axis", int64_t{1}}}});
   cases.push_back({.op = "Compress", .inputs = {x({3, 4}), kept}});
+  // Of numbers that are all different; tests/kernels/gradients_exact_test.cpp has equal ones. What lies behind a Unique has a size that
+  // nobody knows before.
+  for (const int64_t sorted : {0, 1}) {
+    cases.push_back({.op = "Unique", .inputs = {x({3, 4})}, .attributes = {{"sorted", sorted}}});
+    cases.push_back({.op = "Unique", .inputs = {x({3, 4})}, .attributes = {{"sorted", sorted}, {"axis", int64_t{0}}}, .outputs = 4});
+    cases.push_back({.op = "Unique",
+                     .inputs = {x({2, 4, 3})},
+                     .attributes = {{"sorted", sorted}, {"axis", int64_t{-2}}},
+                     .outputs = 3,
+                     .left_out = {1}});
+  }
+  add_caches(cases, x);
   return cases;
 }
 
