@@ -39,6 +39,14 @@ void remove_identities(Model& model);  // Identity, Dropout in inference mode wi
 void inline_branches(Model& model);
 // Sequences whose elements are known by their places become those tensors (graph/passes/unpack_sequences.cpp).
 void unpack_sequences(Model& model);
+// Loops and Scans whose number of passes is known, by a constant or by shape arithmetic, become their passes, with the sequences and branches
+// of these (graph/passes/unroll_loops.cpp). Those that end by a condition stay, and those for which there are not nodes enough.
+struct UnrollOptions {
+  int64_t most_nodes = 50000;  // that all passes of the model's loops may have together
+};
+void unroll_loops(Model& model, const UnrollOptions& options = {});
+// Gathers that take one place each of an axis become one Split (graph/passes/split_gathers.cpp).
+void split_gathers(Model& model);
 // A node without a kernel whose operator ONNX defines by a function body is replaced by that body, again and again. Needs inferred types.
 void decompose_to_functions(Model& model, const std::function<bool(const Node&)>& has_kernel);
 int64_t newest_opset();  // the ai.onnx version every later pass and kernel sees

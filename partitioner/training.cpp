@@ -32,9 +32,13 @@
 namespace fretsaw {
 namespace {
 
-// Constants become what the source said, patterns single operators; normalisation stays out of convolutions, as it learns.
+// Constants become what the source said, loops their passes, patterns single operators; normalisation stays out of convolutions, as it
+// learns.
 std::vector<Pass> training_passes() {
   std::vector<Pass> passes = normalise_passes();
+  passes.push_back({"unroll-loops", [](Model& model) { unroll_loops(model); }});
+  passes.push_back({"remove-identities", remove_identities});
+  passes.push_back({"split-gathers", split_gathers});
   for (Pass& p : pattern_passes())
     if (p.name != "fold-batch-norm") passes.push_back(std::move(p));
   passes.push_back({"fold-shapes", fold_shapes});

@@ -29,6 +29,8 @@ class Rewriter {
   // A node that makes `outputs`, which nothing may make any more (see detach). Before or after the one at hand.
   Node* add_making(const std::string& op, std::vector<Value*> inputs, std::vector<Value*> outputs, std::vector<Attribute> attributes = {},
                    bool after = false);
+  // A node of the graph's storage that is not in its list, before the one at hand.
+  void place(Node& node) { kept_.push_back(&node); }
   // Gives `node` a fresh value at this output and returns the one it had, for a node after it to make.
   Value* detach(Node& node, size_t output);
   Value* constant(TensorPtr tensor, const std::string& name = "constant");

@@ -1,5 +1,6 @@
-// Sequences whose elements are known by their places become those tensors: SplitToSequence and SequenceConstruct before SequenceAt and
-// ConcatFromSequence. Exporters write torch.split and torch.chunk so.
+// Sequences whose elements are known by their places become those tensors: what SplitToSequence, SequenceConstruct, SequenceEmpty,
+// SequenceInsert and SequenceErase make for SequenceAt, SequenceLength and ConcatFromSequence. Exporters write torch.split and torch.chunk
+// so, and lists that a loop appends to, once it is unrolled.
 #include <algorithm>
 #include <optional>
 
@@ -22,6 +23,9 @@ class SequenceUnpacker {
   void run() {
     rewriter_.walk([&](Node& node) {
       if (node.is("SequenceConstruct")) elements_[node.out(0)] = node.inputs;
+      if (node.is("SequenceEmpty")) elements_[node.out(0)] = {};
+      if (node.is("SequenceInsert") || node.is("SequenceErase")) edit(node);
+      if (node.is("SequenceLength")) return !count(node);
       if (node.is("SplitToSequence")) return !split(node);
       if (node.is("SequenceAt")) return !take(node);
       if (node.is("ConcatFromSequence")) return !join(node);
@@ -66,7 +70,7 @@ class SequenceUnpacker {
     const auto sizes = sizes_of(node, (*x->type.shape)[static_cast<size_t>(axis)]);
     if (!sizes || sizes->empty()) return false;
     const bool is_taken_apart = uses_.all_users(sequence, [&](const Node* user) {
-      return user->is("ConcatFromSequence") || (user->is("SequenceAt") && place_of(*user, sizes->size()));
+      return user->is("ConcatFromSequence") || user->is("SequenceLength") || (user->is("SequenceAt") && place_of(*user, sizes->size()));
     });
     if (!is_taken_apart) return false;
     std::vector<Value*> pieces;
@@ -78,6 +82,35 @@ class SequenceUnpacker {
       for (Value*& piece : pieces) piece = rewriter_.add("Squeeze", {piece, axes}, {}, piece->name);
     }
     elements_[sequence] = std::move(pieces);
+    return true;
+  }
+
+  // The sequence with one element more or less: at the place that is given, else at the end.
+  void edit(const Node& node) {
+    const auto before = elements_.find(node.input(0));
+    if (before == elements_.end()) return;
+    std::vector<Value*> elements = before->second;
+    const bool inserts = node.is("SequenceInsert");
+    const Value* position = node.input(inserts ? 2 : 1);
+    auto at = static_cast<int64_t>(inserts ? elements.size() : elements.size() - 1);
+    if (position) {
+      const auto given = fixed_ints(position);
+      if (!given || given->size() != 1) return;
+      at = (*given)[0] < 0 ? (*given)[0] + std::ssize(elements) : (*given)[0];
+    }
+    if (at < 0 || at > std::ssize(elements) || (!inserts && at == std::ssize(elements))) return;
+    if (inserts)
+      elements.insert(elements.begin() + at, node.inputs[1]);
+    else
+      elements.erase(elements.begin() + at);
+    elements_[node.out(0)] = std::move(elements);
+  }
+
+  bool count(const Node& node) {
+    const auto elements = elements_.find(node.input(0));
+    if (elements == elements_.end()) return false;
+    rewriter_.add_making("Identity", {rewriter_.constant(make_int64(std::ssize(elements->second)), node.out(0)->name + "_number")},
+                         {node.outputs[0]});
     return true;
   }
 
@@ -119,7 +152,8 @@ void unpack_sequences(Model& model) {
   bool splits = false, takes = false;
   for_each_graph(*model.graph, [&](Graph& graph) {
     for (const Node* node : graph.nodes)
-      splits |= node->is("SplitToSequence"), takes |= node->is("SequenceAt") || node->is("ConcatFromSequence");
+      splits |= node->is("SplitToSequence"),
+          takes |= node->is("SequenceAt") || node->is("ConcatFromSequence") || node->is("SequenceLength");
   });
   if (!takes) return;
   if (splits) infer_shapes(model);
