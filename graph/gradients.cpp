@@ -8,6 +8,7 @@
 #include "graph/communication_schemas.h"
 #include "graph/errors.h"
 #include "graph/gradient_nodes.h"
+#include "graph/passes/rewrite.h"
 
 namespace fretsaw {
 namespace {
@@ -35,9 +36,10 @@ bool is_left_to_function(const Node& node) {
   return !plain || (node.input(0) && node.input(0)->type.dtype == DType::float32);
 }
 
-bool has_rule(const Node& node) {
+// mask_learns: of Attention, whether its mask has a gradient.
+bool has_rule(const Node& node, bool mask_learns = false) {
   const OperatorRecord* record = find_operator(node.op, node.domain);
-  return record && record->gradient && !is_left_to_function(node);
+  return record && record->gradient && !is_left_to_function(node) && !(mask_learns && node.is("Attention") && node.input(3));
 }
 
 bool stops_gradient(const Node& node) {
@@ -45,14 +47,148 @@ bool stops_gradient(const Node& node) {
   return record && record->gradient == zero_gradient;
 }
 
+// The walk back through one graph: the model's main graph, or a copy of a branch, which takes values of the graphs around it.
+class Walk {
+ public:
+  explicit Walk(Graph& graph) : graph_(graph), nodes_{graph} {}
+
+  struct Found {
+    const Node* by;
+    Value *value, *gradient;
+  };
+
+  // What the wanted values flow into.
+  void find_dependent(const std::vector<Value*>& wanted) {
+    dependent_ = std::unordered_set<const Value*>(wanted.begin(), wanted.end());
+    for (const Node* node : graph_.nodes) {
+      if (stops_gradient(*node) || !takes_dependent(*node)) continue;
+      for (const Value* v : node->outputs)
+        if (v && carries_gradient(v->type)) dependent_.insert(v);
+    }
+  }
+  bool depends(const Value* value) const { return value && dependent_.count(value) > 0; }
+  bool takes_dependent(const Node& node) const {
+    const std::vector<Value*> taken = operands(node);
+    return std::any_of(taken.begin(), taken.end(), [&](const Value* v) { return depends(v); });
+  }
+
+  // `by`: the node whose rule found it; null for what was found elsewhere.
+  void contribute(Node* by, Value* value, Value* gradient) {
+    if (!gradient->type.shape && gradient->producer) gradient->type = value->type;
+    contributions_[value].push_back(gradient);
+    found_.push_back({by, value, gradient});
+    first_user_[value] = by;  // the walk goes backwards
+  }
+  // From what has been contributed, through these nodes.
+  void go_back(const std::vector<Node*>& forward) {
+    for (size_t i = forward.size(); i-- > 0;) differentiate(*forward[i]);
+  }
+  // The sum of what has come for a value; null when nothing has.
+  Value* total(Value* value) {
+    auto it = contributions_.find(value);
+    if (it == contributions_.end()) return nullptr;
+    std::vector<Value*>& parts = it->second;
+    if (parts.size() > 1) {
+      const Node* owner = value->producer ? value->producer : first_user_[value];
+      Value* sum = nodes_.add(owner, value->name + "_grad_sum", parts.size() == 2 ? "Add" : "Sum", parts, {true}, {}, "")[0];
+      sum->type = value->type;
+      parts = {sum};
+    }
+    return parts.front();
+  }
+
+  GradientNodes& nodes() { return nodes_; }
+  const std::vector<Found>& found() const { return found_; }
+
+ private:
+  void differentiate(Node& node) {
+    const bool reached = std::any_of(node.outputs.begin(), node.outputs.end(), [&](const Value* v) { return contributions_.count(v) > 0; });
+    if (!reached || stops_gradient(node) || !takes_dependent(node)) return;
+    std::vector<Value*> of_outputs;
+    for (Value* v : node.outputs) of_outputs.push_back(v ? total(v) : nullptr);
+    if (node.is("If")) return differentiate_branches(node, of_outputs);
+    std::vector<bool> wanted;
+    for (const Value* v : node.inputs) wanted.push_back(depends(v) && carries_gradient(v->type));
+    GradientContext context(nodes_, node, std::move(of_outputs), wanted);
+    const std::vector<Value*> found = apply_rule(node, context);
+    for (size_t i = 0; i < found.size() && i < node.inputs.size(); ++i)
+      if (found[i] && wanted[i]) contribute(&node, node.inputs[i], found[i]);
+  }
+
+  static std::vector<Value*> apply_rule(const Node& node, GradientContext& context) {
+    if (node.is("Loop") || node.is("Scan"))
+      context.refuse("how often it runs is not known, or too often to write each pass out: it is not differentiated",
+                     "give the inputs fixed sizes (--shape), a loop that counts and has no condition, or freeze the parameters before and "
+                     "inside it");
+    if (!bodies(node).empty())
+      context.refuse("its bodies are not differentiated", "unroll it, or freeze the parameters before and inside it");
+    if (!has_rule(node))
+      context.refuse("there is no gradient for this operator", "write it with other operators, or freeze the parameters before it");
+    try {
+      return find_operator(node.op, node.domain)->gradient(context);
+    } catch (const Error& e) {
+      throw e.at_node(node.name, node.op);
+    }
+  }
+
+  // The gradient of an If is an If on the same condition.
+  void differentiate_branches(Node& node, const std::vector<Value*>& of_outputs) {
+    std::vector<Value*> learning;
+    for (Value* v : captures(node))
+      if (depends(v) && carries_gradient(v->type)) learning.push_back(v);
+    if (learning.empty()) return;
+    std::vector<Attribute> branches;
+    for (const char* name : {"then_branch", "else_branch"}) branches.push_back({name, gradient_branch(node, name, of_outputs, learning)});
+    const std::vector<Value*> found = nodes_.add(&node, node.name + "_grad_If", "If", {node.inputs[0]},
+                                                 std::vector<bool>(learning.size(), true), std::move(branches), "");
+    for (size_t i = 0; i < learning.size(); ++i) contribute(&node, learning[i], found[i]);
+  }
+  // A copy of the branch, so that nothing of it need be kept, and from its results the way back to what it captures.
+  GraphPtr gradient_branch(Node& node, const char* name, const std::vector<Value*>& of_outputs, const std::vector<Value*>& learning) {
+    const GraphPtr given = node.get_graph(name);
+    if (!given)
+      throw Error(std::string("the attribute '") + name + "' holds no graph", "export the model again").at_node(node.name, node.op);
+    GraphPtr branch = clone(*given);
+    branch->parent = &graph_;
+    Walk walk(*branch);
+    walk.find_dependent(learning);
+    const std::vector<Node*> forward = branch->nodes;
+    for (size_t o = 0; o < of_outputs.size() && o < branch->outputs.size(); ++o) {
+      Value* result = branch->outputs[o];
+      if (of_outputs[o] && walk.depends(result))
+        walk.contribute(result->graph == branch.get() ? result->producer : nullptr, result, of_outputs[o]);
+    }
+    walk.go_back(forward);
+    GradientContext inside(walk.nodes_, node, {}, {});
+    branch->outputs.clear();
+    for (Value* v : learning) {
+      Value* gradient = walk.total(v);
+      if (!gradient) gradient = inside.zeros_like(v);
+      if (gradient->graph != branch.get() || !gradient->producer) gradient = inside.add("Identity", {gradient});
+      branch->outputs.push_back(gradient);
+    }
+    remove_dead_nodes(*branch);
+    nodes_.own_domain = nodes_.own_domain || walk.nodes_.own_domain;
+    found_.insert(found_.end(), walk.found_.begin(), walk.found_.end());
+    return branch;
+  }
+
+  Graph& graph_;
+  GradientNodes nodes_;
+  std::unordered_set<const Value*> dependent_;
+  std::unordered_map<const Value*, std::vector<Value*>> contributions_;
+  std::unordered_map<const Value*, Node*> first_user_;
+  std::vector<Found> found_;
+};
+
 class Differentiation {
  public:
   Differentiation(Model& model, Value* loss, const GradientOptions& options)
-      : model_(model), graph_(*model.graph), loss_(loss), options_(options), nodes_{graph_} {}
+      : model_(model), graph_(*model.graph), loss_(loss), options_(options), walk_(graph_) {}
 
   std::vector<std::string> expand(const std::vector<Value*>& wanted) {
     check(wanted);
-    find_dependent(wanted);
+    walk_.find_dependent(wanted);
     std::vector<std::string> notes;
     if (expand_functions(notes)) {
       sort_nodes(graph_);
@@ -65,14 +201,14 @@ class Differentiation {
     check(wanted);
     sort_nodes(graph_);
     Gradients result;
-    find_dependent(wanted);
-    if (expand_functions(result.notes)) find_dependent(wanted);
+    walk_.find_dependent(wanted);
+    if (expand_functions(result.notes)) walk_.find_dependent(wanted);
     name_dimensions();
     const std::vector<Node*> forward = graph_.nodes;
-    if (dependent_.count(loss_)) contribute(loss_->producer, loss_, seed());
-    for (size_t i = forward.size(); i-- > 0;) differentiate(*forward[i]);
+    if (walk_.depends(loss_)) walk_.contribute(loss_->producer, loss_, seed());
+    walk_.go_back(forward);
     for (Value* v : wanted) {
-      Value* gradient = total(v);
+      Value* gradient = walk_.total(v);
       if (gradient)
         result.values[v] = gradient;
       else
@@ -113,97 +249,38 @@ class Differentiation {
     infer_shapes(model_, options);
   }
 
-  // What the wanted values flow into.
-  void find_dependent(const std::vector<Value*>& wanted) {
-    dependent_ = std::unordered_set<const Value*>(wanted.begin(), wanted.end());
-    for (const Node* node : graph_.nodes) {
-      if (stops_gradient(*node) || !takes_dependent(*node)) continue;
-      for (const Value* v : node->outputs)
-        if (v && carries_gradient(v->type)) dependent_.insert(v);
-    }
-  }
-
   // Operators on the way that have no rule become the function body that ONNX defines for them. True when there was one.
   bool expand_functions(std::vector<std::string>& notes) {
     std::unordered_set<const Value*> reaching = {loss_};
-    std::unordered_set<const Node*> without_rule;
-    const std::unordered_set<const Node*> given(graph_.nodes.begin(), graph_.nodes.end());
+    std::unordered_set<const Node*> without_rule, given;
     for (size_t i = graph_.nodes.size(); i-- > 0;) {
       const Node& node = *graph_.nodes[i];
       const bool reached = std::any_of(node.outputs.begin(), node.outputs.end(), [&](const Value* v) { return reaching.count(v) > 0; });
-      if (!reached || stops_gradient(node) || !takes_dependent(node)) continue;
-      reaching.insert(node.inputs.begin(), node.inputs.end());
-      const bool mask_learns = node.is("Attention") && node.input(3) && dependent_.count(node.input(3)) > 0;
-      if ((!has_rule(node) || mask_learns) && bodies(node).empty()) without_rule.insert(&node);
+      if (!reached || stops_gradient(node) || !walk_.takes_dependent(node)) continue;
+      for (const Value* v : operands(node)) reaching.insert(v);
+      if (bodies(node).empty() && !has_rule(node, walk_.depends(node.input(3)))) without_rule.insert(&node);
+      // In branches, everything counts as on the way.
+      for (const GraphPtr& body : bodies(node))
+        for_each_graph(*body, [&](const Graph& inner) {
+          for (const Node* n : inner.nodes)
+            if (bodies(*n).empty() && !has_rule(*n, true)) without_rule.insert(n);
+        });
     }
     if (without_rule.empty()) return false;
-    decompose_to_functions(model_, [&](const Node& node) {
-      return node.graph != &graph_ || (given.count(&node) ? !without_rule.count(&node) : has_rule(node));
-    });
-    const std::unordered_set<const Node*> left(graph_.nodes.begin(), graph_.nodes.end());
+    for_each_graph(graph_, [&](const Graph& g) { given.insert(g.nodes.begin(), g.nodes.end()); });
+    decompose_to_functions(model_, [&](const Node& node) { return given.count(&node) ? !without_rule.count(&node) : has_rule(node); });
+    std::unordered_set<const Node*> left;
+    for_each_graph(graph_, [&](const Graph& g) { left.insert(g.nodes.begin(), g.nodes.end()); });
     for (const Node* node : without_rule)
       if (!left.count(node))
         notes.push_back("node '" + node->name + "' (" + node->op + ") was written as the function that ONNX defines for it");
     return true;
   }
 
-  bool takes_dependent(const Node& node) const {
-    auto dependent = [&](const Value* v) { return v && dependent_.count(v) > 0; };
-    if (std::any_of(node.inputs.begin(), node.inputs.end(), dependent)) return true;
-    const std::vector<Value*> outer = captures(node);
-    return std::any_of(outer.begin(), outer.end(), dependent);
-  }
-
   Value* seed() {
     if (options_.seed) return options_.seed;
-    return nodes_.add_constant(loss_->name + "_grad", nodes_.filled(loss_->type.dtype, dims_of(*loss_->type.shape), 1));
-  }
-
-  // The sum of what has come for a value; null when nothing has.
-  Value* total(Value* value) {
-    auto it = contributions_.find(value);
-    if (it == contributions_.end()) return nullptr;
-    std::vector<Value*>& parts = it->second;
-    if (parts.size() > 1) {
-      const Node* owner = value->producer ? value->producer : first_user_[value];
-      Value* sum = nodes_.add(owner, value->name + "_grad_sum", parts.size() == 2 ? "Add" : "Sum", parts, {true}, {}, "")[0];
-      sum->type = value->type;
-      parts = {sum};
-    }
-    return parts.front();
-  }
-
-  void differentiate(Node& node) {
-    const bool reached = std::any_of(node.outputs.begin(), node.outputs.end(), [&](const Value* v) { return contributions_.count(v) > 0; });
-    if (!reached || stops_gradient(node) || !takes_dependent(node)) return;
-    std::vector<Value*> of_outputs;
-    for (Value* v : node.outputs) of_outputs.push_back(v ? total(v) : nullptr);
-    std::vector<bool> wanted;
-    for (const Value* v : node.inputs) wanted.push_back(v && dependent_.count(v) > 0 && carries_gradient(v->type));
-    GradientContext context(nodes_, node, std::move(of_outputs), wanted);
-    const std::vector<Value*> found = apply_rule(node, context);
-    for (size_t i = 0; i < found.size() && i < node.inputs.size(); ++i)
-      if (found[i] && wanted[i]) contribute(&node, node.inputs[i], found[i]);
-  }
-
-  static std::vector<Value*> apply_rule(const Node& node, GradientContext& context) {
-    if (!bodies(node).empty())
-      context.refuse("its bodies are not differentiated", "unroll it, or freeze the parameters before and inside it");
-    if (!has_rule(node))
-      context.refuse("there is no gradient for this operator", "write it with other operators, or freeze the parameters before it");
-    try {
-      return find_operator(node.op, node.domain)->gradient(context);
-    } catch (const Error& e) {
-      throw e.at_node(node.name, node.op);
-    }
-  }
-
-  // `by`: the node whose rule found it; null for a loss that is an input.
-  void contribute(Node* by, Value* value, Value* gradient) {
-    if (!gradient->type.shape && gradient->producer) gradient->type = value->type;
-    contributions_[value].push_back(gradient);
-    found_.push_back({by, value, gradient});
-    first_user_[value] = by;  // the walk goes backwards
+    GradientNodes& nodes = walk_.nodes();
+    return nodes.add_constant(loss_->name + "_grad", nodes.filled(loss_->type.dtype, dims_of(*loss_->type.shape), 1));
   }
 
   // A gradient has its value's element type, rank and sizes, as far as both are known.
@@ -217,7 +294,7 @@ class Differentiation {
   // Types of all values anew. A new node whose inputs do not fit is a fault in a rule, and so is a gradient of another type than its
   // value's.
   void finish(const std::vector<Node*>& forward) {
-    if (nodes_.own_domain) model_.opsets[kCommunicationDomain] = 1;
+    if (walk_.nodes().own_domain) model_.opsets[kCommunicationDomain] = 1;
     const std::unordered_set<const Node*> before(forward.begin(), forward.end());
     std::unordered_set<std::string> added;
     for (const Node* node : graph_.nodes)
@@ -225,7 +302,7 @@ class Differentiation {
     const ShapeFacts facts = infer_shapes(model_, options_.infer);
     for (const Finding& fault : facts.faults)
       if (added.count(fault.node)) throw Error("a gradient does not fit: " + fault.message, "report this as a fault, with the model");
-    for (const Found& one : found_) {
+    for (const Walk::Found& one : walk_.found()) {
       if (fits(one.gradient->type, one.value->type)) continue;
       const Error error("a gradient does not fit: that of '" + one.value->name + "', which is " + to_string(one.value->type) + ", is " +
                             to_string(one.gradient->type),
@@ -238,15 +315,7 @@ class Differentiation {
   Graph& graph_;
   Value* loss_;
   const GradientOptions& options_;
-  GradientNodes nodes_;
-  std::unordered_set<const Value*> dependent_;
-  std::unordered_map<const Value*, std::vector<Value*>> contributions_;
-  std::unordered_map<const Value*, Node*> first_user_;
-  struct Found {
-    const Node* by;
-    Value *value, *gradient;
-  };
-  std::vector<Found> found_;
+  Walk walk_;
 };
 
 }  // namespace

@@ -152,6 +152,10 @@ Consumers consumers_of(const Graph& graph);
 // The values of outer graphs that the bodies of `node` use, each once, in order of first use. Empty for a node without bodies.
 std::vector<Value*> captures(const Node& node);
 std::vector<GraphPtr> bodies(const Node& node);
+// What a node needs: its inputs that are there, then `captures`. Each as often as it stands there.
+std::vector<Value*> operands(const Node& node);
+// Replaces a value in the inputs of a node and in its bodies.
+void replace_operand(Node& node, Value* from, Value* to);
 // Replaces every use of `from` (in nodes, their bodies and graph outputs) by `to`.
 void replace_uses(Graph& graph, Value* from, Value* to);
 // Orders nodes so that producers come before users, keeping the given order where it is legal. Throws Error listing a cycle. True when the

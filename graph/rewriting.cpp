@@ -58,6 +58,18 @@ Consumers consumers_of(const Graph& graph) {
   return users;
 }
 
+std::vector<Value*> operands(const Node& node) {
+  std::vector<Value*> found = captures(node);
+  found.insert(found.begin(), node.inputs.begin(), node.inputs.end());
+  std::erase(found, nullptr);
+  return found;
+}
+
+void replace_operand(Node& node, Value* from, Value* to) {
+  std::replace(node.inputs.begin(), node.inputs.end(), from, to);
+  for (const GraphPtr& body : bodies(node)) replace_uses(*body, from, to);
+}
+
 void replace_uses(Graph& graph, Value* from, Value* to) {
   for (Node* node : graph.nodes) {
     std::replace(node->inputs.begin(), node->inputs.end(), from, to);

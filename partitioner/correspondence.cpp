@@ -21,8 +21,7 @@ Correspondence::Correspondence(const Graph& source, const Graph& normalised) {
       if (const auto it = went_into.find(node->outputs[k]); node->outputs[k] && it != went_into.end()) found = it->second;
     nodes_[node] = found;
     if (!found) continue;
-    for (const Value* v : node->inputs)
-      if (v) went_into[v] = found;  // the first user in the end
+    for (const Value* v : operands(*node)) went_into[v] = found;  // the first user in the end
   }
 }
 

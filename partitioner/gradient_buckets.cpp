@@ -66,8 +66,8 @@ void place_behind_inputs(Graph& graph, const std::vector<Node*>& nodes) {
     if (!moved.contains(node)) continue;
     bool has_producer = false;
     size_t last = 0;
-    for (const Value* v : node->inputs) {
-      const auto producer = v && v->producer ? place.find(v->producer) : place.end();
+    for (const Value* v : operands(*node)) {
+      const auto producer = v->producer ? place.find(v->producer) : place.end();
       if (producer != place.end()) last = std::max(last, producer->second), has_producer = true;
     }
     if (has_producer) place[node] = last;  // what takes its result goes behind it

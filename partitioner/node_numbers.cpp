@@ -31,8 +31,8 @@ class ForwardStages {
       const auto forward = by_name_.find(origin->second);
       if (forward != by_name_.end() && forward->second >= 0) stage = forward->second;
     }
-    for (const Value* v : node.inputs)
-      if (v && v->producer && !placed_.contains(v->producer)) stage = std::min(stage, of(*v->producer));
+    for (const Value* v : operands(node))
+      if (v->producer && !placed_.contains(v->producer)) stage = std::min(stage, of(*v->producer));
     return stage;
   }
 

@@ -20,9 +20,11 @@ std::unordered_set<const Value*> learned_values(const Graph& graph) {
   std::unordered_set<const Value*> learned;
   for (const Value* v : graph.inputs)
     if (v->name.starts_with(kStateInput)) learned.insert(v);
-  for (const Node* node : graph.nodes)
-    if (std::any_of(node->inputs.begin(), node->inputs.end(), [&](const Value* v) { return v && learned.contains(v); }))
+  for (const Node* node : graph.nodes) {
+    const std::vector<Value*> taken = operands(*node);
+    if (std::any_of(taken.begin(), taken.end(), [&](const Value* v) { return learned.contains(v); }))
       learned.insert(node->outputs.begin(), node->outputs.end());
+  }
   learned.erase(nullptr);
   return learned;
 }
@@ -43,8 +45,8 @@ class Blocks {
         if (v && learned.contains(v) && can_run_again(*nodes_[i])) made[v] = i;
     std::unordered_map<const Value*, size_t> last;
     for (size_t i = 0; i < nodes_.size(); ++i)
-      for (const Value* v : nodes_[i]->inputs)
-        if (v && made.contains(v)) last[v] = i;
+      for (const Value* v : operands(*nodes_[i]))
+        if (made.contains(v)) last[v] = i;
     alive_.resize(nodes_.size());
     inner_.resize(nodes_.size());
     for (const auto& [v, at] : made) {
@@ -131,8 +133,8 @@ class Recomputation {
     graph_.nodes.clear();
     for (Node* node : order) {
       if (const int stage = problem_.backward_stage(*node); stage >= 0)
-        for (Value*& v : node->inputs)
-          if (v) v = again(v, stage);
+        for (Value* v : operands(*node))
+          if (Value* copy = again(v, stage); copy != v) replace_operand(*node, v, copy);
       graph_.nodes.push_back(node);
     }
     return std::move(made_);
@@ -144,7 +146,8 @@ class Recomputation {
     std::unordered_set<const Value*> saved;
     for (Node* node : graph_.nodes) {
       if (const int stage = problem_.forward_stage(*node); stage >= 0) stages[stage].push_back(node);
-      if (problem_.backward_stage(*node) >= 0) saved.insert(node->inputs.begin(), node->inputs.end());
+      if (problem_.backward_stage(*node) < 0) continue;
+      for (const Value* v : operands(*node)) saved.insert(v);
     }
     for (auto& [stage, nodes] : stages) {
       kept_.merge(Blocks(nodes, learned_, saved).kept());

@@ -13,8 +13,7 @@ void keep_statistics_together(const GraphIndex& index, std::vector<int>& stage_o
   for (auto it = first.nodes.rbegin(); it != first.nodes.rend(); ++it) {
     const bool used = std::any_of((*it)->outputs.begin(), (*it)->outputs.end(), [&](const Value* v) { return v && of_loss.contains(v); });
     if (!used) continue;
-    of_loss.insert((*it)->inputs.begin(), (*it)->inputs.end());
-    for (const Value* v : captures(**it)) of_loss.insert(v);
+    for (const Value* v : operands(**it)) of_loss.insert(v);
   }
   std::unordered_map<const Node*, size_t> place;
   for (size_t i = 0; i < index.nodes.size(); ++i) place[index.nodes[i]] = i;

@@ -37,6 +37,7 @@ namespace {
 std::vector<Pass> training_passes() {
   std::vector<Pass> passes = normalise_passes();
   passes.push_back({"unroll-loops", [](Model& model) { unroll_loops(model); }});
+  passes.push_back({"batch-norms-for-inference", [](Model& model) { batch_norms_for_inference(*model.graph); }});
   passes.push_back({"remove-identities", remove_identities});
   passes.push_back({"split-gathers", split_gathers});
   for (Pass& p : pattern_passes())
@@ -296,9 +297,7 @@ class TrainingPartitioner {
     for (auto it = graph().nodes.rbegin(); it != graph().nodes.rend(); ++it) {
       const bool used = std::any_of((*it)->outputs.begin(), (*it)->outputs.end(), [&](const Value* v) { return v && found.contains(v); });
       if (!used) continue;
-      for (const Value* v : (*it)->inputs)
-        if (v) found.insert(v);
-      for (const Value* v : captures(**it)) found.insert(v);
+      for (const Value* v : operands(**it)) found.insert(v);
     }
     return found;
   }

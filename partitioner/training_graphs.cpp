@@ -62,9 +62,11 @@ class JointGraph {
   void settle_copies() {
     std::unordered_set<const Value*> learns;
     for (const std::string& name : job_.parameters) learns.insert(parameter(name));
-    for (const Node* node : graph().nodes)
-      if (std::any_of(node->inputs.begin(), node->inputs.end(), [&](const Value* v) { return v && learns.contains(v); }))
+    for (const Node* node : graph().nodes) {
+      const std::vector<Value*> taken = operands(*node);
+      if (std::any_of(taken.begin(), taken.end(), [&](const Value* v) { return learns.contains(v); }))
         learns.insert(node->outputs.begin(), node->outputs.end());
+    }
     learns.erase(nullptr);
     std::unordered_map<const Value*, int> first_use;
     for (auto it = graph().nodes.rbegin(); it != graph().nodes.rend(); ++it) {
@@ -77,8 +79,7 @@ class JointGraph {
           if (const auto use = first_use.find(v); use != first_use.end()) stage = std::min(stage, use->second);
       }
       if (stage < 0) continue;
-      for (const Value* v : (*it)->inputs)
-        if (v) first_use[v] = std::min(first_use.try_emplace(v, stage).first->second, stage);
+      for (const Value* v : operands(**it)) first_use[v] = std::min(first_use.try_emplace(v, stage).first->second, stage);
     }
   }
 
@@ -86,8 +87,7 @@ class JointGraph {
   void share_parameters() {
     std::unordered_map<const Value*, std::vector<Node*>> users;
     for (Node* node : graph().nodes)
-      for (const Value* v : node->inputs)
-        if (v) users[v].push_back(node);
+      for (const Value* v : operands(*node)) users[v].push_back(node);
     for (const std::string& name : job_.parameters) {
       Value* value = parameter(name);
       int home = job_.stages();
@@ -98,7 +98,7 @@ class JointGraph {
       for (Node* node : users[value]) {
         if (stage_of_.at(node) <= home) continue;
         if (!sent) sent = add_copy(value, home);
-        std::replace(node->inputs.begin(), node->inputs.end(), value, sent);
+        replace_operand(*node, value, sent);
       }
     }
     sort_nodes(graph());
@@ -341,14 +341,14 @@ class JointGraph {
     for (Node* node : std::vector<Node*>(graph().nodes)) {
       const int own = numbers.at(node), stage = own < 0 ? own : job_.forward_of(own);
       if (own < job_.stages()) continue;
-      for (Value*& v : node->inputs) {
-        const int from = v && v->producer ? numbers.at(v->producer) : -1;
+      for (Value* v : operands(*node)) {
+        const int from = v->producer ? numbers.at(v->producer) : -1;
         if (from < 0 || job_.forward_of(from) == stage) continue;
         const int holder = from < job_.stages() ? stage : job_.backward_of(stage);
         if (from >= holder || holder == own) continue;
         Value*& copy = kept[{v, holder}];
         if (!copy) copy = add_copy(v, holder);
-        v = copy;
+        replace_operand(*node, v, copy);
       }
     }
     gather_again(numbers);
@@ -359,8 +359,8 @@ class JointGraph {
     for (Node* node : std::vector<Node*>(graph().nodes)) {
       const auto number = numbers.find(node);
       if (number == numbers.end() || number->second < job_.stages()) continue;
-      for (Value*& v : node->inputs) {
-        if (!v || !gathers_.contains(v) || job_.forward_of(number->second) != stage_of_.at(v->producer)) continue;
+      for (Value* v : operands(*node)) {
+        if (!gathers_.contains(v) || job_.forward_of(number->second) != stage_of_.at(v->producer)) continue;
         Value*& again = made[{v, number->second}];
         if (!again) {
           const std::string name = graph().fresh_name(v->name + "/again");
@@ -370,7 +370,7 @@ class JointGraph {
           stage_of_[gather] = number->second;
           again = gather->outputs[0];
         }
-        v = again;
+        replace_operand(*node, v, again);
       }
     }
   }

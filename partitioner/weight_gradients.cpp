@@ -20,7 +20,8 @@ std::unordered_set<std::string> activation_nodes(const Graph& graph, const std::
   std::unordered_set<std::string> nodes;
   for (const Node* node : graph.nodes) {
     if (stage_of(*node) >= 0) continue;
-    const bool takes = std::any_of(node->inputs.begin(), node->inputs.end(), [&](const Value* v) { return activations.contains(v); });
+    const std::vector<Value*> taken = operands(*node);
+    const bool takes = std::any_of(taken.begin(), taken.end(), [&](const Value* v) { return activations.contains(v); });
     if (!takes) continue;
     nodes.insert(node->name);
     activations.insert(node->outputs.begin(), node->outputs.end());
@@ -39,8 +40,7 @@ std::unordered_set<const Node*> weight_gradient_nodes(const Graph& graph, const 
   const std::unordered_set<std::string> activations = activation_nodes(graph, stage_of);
   std::unordered_map<const Value*, std::vector<const Node*>> users;
   for (const Node* node : graph.nodes)
-    for (const Value* v : node->inputs)
-      if (v) users[v].push_back(node);
+    for (const Value* v : operands(*node)) users[v].push_back(node);
   std::unordered_set<const Node*> waited_for, apart;
   for (auto it = graph.nodes.rbegin(); it != graph.nodes.rend(); ++it) {
     const Node& node = **it;

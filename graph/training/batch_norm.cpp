@@ -15,6 +15,17 @@
 namespace fretsaw {
 namespace {
 
+// A branch has no way to move running statistics.
+void refuse_batch_norms(Graph& body) {
+  for_each_graph(body, [](const Graph& graph) {
+    for (const Node* node : graph.nodes)
+      if (node->is("BatchNormalization"))
+        throw Error("it stands in a body of If, Loop or Scan, where its running statistics can't be moved",
+                    "put it outside, or write it as a Mul and an Add", ErrorCode::model)
+            .at_node(node->name, node->op);
+  });
+}
+
 class BatchNormTrainer {
  public:
   BatchNormTrainer(Graph& graph, int data_ranks) : graph_(graph), data_ranks_(data_ranks) {}
@@ -58,7 +69,8 @@ class BatchNormTrainer {
   // Casts of running statistics that nothing takes any more.
   void remove_dead_nodes() {
     std::unordered_set<const Value*> used(graph_.outputs.begin(), graph_.outputs.end());
-    for (const Node* node : graph_.nodes) used.insert(node->inputs.begin(), node->inputs.end());
+    for (const Node* node : graph_.nodes)
+      for (const Value* v : operands(*node)) used.insert(v);
     std::erase_if(graph_.nodes, [&](const Node* node) { return node->is("Cast") && !used.contains(node->out(0)); });
   }
 
@@ -181,10 +193,8 @@ class BatchNormTrainer {
 
 void batch_norms_for_inference(Graph& graph) {
   std::unordered_set<const Value*> used(graph.outputs.begin(), graph.outputs.end());
-  for (const Node* node : graph.nodes) {
-    used.insert(node->inputs.begin(), node->inputs.end());
-    for (const Value* v : captures(*node)) used.insert(v);
-  }
+  for (const Node* node : graph.nodes)
+    for (const Value* v : operands(*node)) used.insert(v);
   bool changed = false;
   for (Node* node : std::vector<Node*>(graph.nodes)) {
     if (!node->is("BatchNormalization")) continue;
@@ -204,6 +214,8 @@ void batch_norms_for_inference(Graph& graph) {
 }
 
 std::vector<RunningStatistic> train_batch_norms(Model& model, int data_ranks) {
+  for (const Node* node : model.graph->nodes)
+    for (const GraphPtr& body : bodies(*node)) refuse_batch_norms(*body);
   std::vector<RunningStatistic> statistics = BatchNormTrainer(*model.graph, data_ranks).run();
   infer_shapes(model);
   return statistics;

@@ -18,8 +18,8 @@ void batch_norms_for_inference(Graph& graph);
 // Turns every BatchNormalization of the main graph to training: it normalises by the statistics of the micro-batch, population variances
 // as in ONNX, and moves the running ones, which nodes in 16 bits read as they are kept; one that several nodes share moves once for each,
 // in their order. What is not finite moves nothing. With `data_ranks` above 1 the statistics are those of all of them, by AllReduce over
-// the axis "data". Types must be known, and are known afterwards. Throws Error naming a node whose running statistics are computed, or that
-// can't be synchronised.
+// the axis "data". Types must be known, and are known afterwards. Throws Error naming a node whose running statistics are computed, that
+// can't be synchronised, or that stands in a body.
 std::vector<RunningStatistic> train_batch_norms(Model& model, int data_ranks);
 
 }  // namespace fretsaw
