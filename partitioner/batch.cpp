@@ -89,6 +89,28 @@ std::vector<std::vector<Candidate>> choices(const std::vector<Candidate>& all) {
   return sets;
 }
 
+// Further sets, of a batch that is another axis than the first (time-major models): all inputs with a dimension of one name, for each name
+// that stands behind the first axis of an input.
+std::vector<std::vector<Candidate>> later_axes(const Model& model, const std::map<std::string, int>& batch_axes) {
+  std::vector<std::vector<Candidate>> sets;
+  std::set<std::string> tried;
+  const auto open = [&](const Value* v) { return !v->is_constant() && v->type.is_tensor() && v->type.shape && !batch_axes.count(v->name); };
+  for (const Value* first : model.graph->inputs) {
+    if (!open(first)) continue;
+    for (size_t d = 1; d < first->type.shape->size(); ++d) {
+      const Dim size = (*first->type.shape)[d];
+      if (size.known() || size.symbol.empty() || !tried.insert(size.symbol).second) continue;
+      std::vector<Candidate>& set = sets.emplace_back();
+      for (Value* input : model.graph->inputs) {
+        if (!open(input)) continue;
+        const auto at = std::find(input->type.shape->begin(), input->type.shape->end(), size);
+        if (at != input->type.shape->end()) set.push_back({input, static_cast<int>(at - input->type.shape->begin())});
+      }
+    }
+  }
+  return sets;
+}
+
 std::string free_symbol(const Model& model, const std::vector<Candidate>& set) {
   for (const Candidate& c : set)
     if (!c.dim().known() && !c.dim().symbol.empty() && c.dim().symbol.find_first_of("*+-/() ") == std::string::npos) return c.dim().symbol;
@@ -243,7 +265,11 @@ BatchFacts analyse_batch(Model& model, const std::map<std::string, int>& batch_a
   if (all.empty()) throw Error("no input of the model holds a batch that could be divided", kUndivided);
   TypeKeeper types(*model.graph);
   std::optional<Error> first;
-  for (const std::vector<Candidate>& set : choices(all)) {
+  std::vector<std::vector<Candidate>> sets = choices(all);
+  const bool told = std::any_of(all.begin(), all.end(), [](const Candidate& c) { return c.certain; });
+  if (!told)
+    for (std::vector<Candidate>& set : later_axes(model, batch_axes)) sets.push_back(std::move(set));
+  for (const std::vector<Candidate>& set : sets) {
     try {
       BatchFacts facts = attempt(model, set, merges);
       if (facts.batch == 1 && first) throw Error("a batch of 1");

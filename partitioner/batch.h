@@ -64,8 +64,8 @@ struct BatchFacts {
   std::vector<std::function<void(BatchRewriter&)>> edits;  // what make_batch_symbolic does
 };
 
-// The batch axes of all values. `batch_axes` says the axis of inputs by name, -1: none; `merges` how outputs without a batch axis come
-// together. The types of all values must have been inferred. Call it when the batch is to be divided: it throws an Error that names the
+// The batch axes of all values. `batch_axes` says the axis of inputs by name, -1: none; without it it is the first one, or where that mixes
+// samples, a later one whose size is open. `merges` says how outputs without a batch axis come together. The types of all values must have been inferred. Call it when the batch is to be divided: it throws an Error that names the
 // node when samples are mixed in an output, and an Error when no input has a batch. A file that is fixed at batch 1 has facts with batch 1,
 // every output merged by "same", and nothing else.
 BatchFacts analyse_batch(Model& model, const std::map<std::string, int>& batch_axes, const std::map<std::string, MergeRule>& merges);

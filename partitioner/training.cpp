@@ -113,7 +113,7 @@ class TrainingPartitioner {
     statistics_ = train_batch_norms(model_, norm_ranks);
     note_idle_options();
     loss_ = append_loss(model_, training_.loss, {}, options_.mesh.tensor > 1 ? LossForm::operators : LossForm::rows);
-    if (loss_.target) job_.batch_axes[loss_.target->name] = 0, result_.target = loss_.target->name;
+    if (loss_.target) job_.batch_axes[loss_.target->name] = target_axis_, result_.target = loss_.target->name;
     result_.loss_sum = loss_.sum->name, result_.loss_count = loss_.count->name;
     graph().outputs = {loss_.sum, loss_.count};
     for (const RunningStatistic& one : statistics_) graph().outputs.push_back(one.next);
@@ -134,16 +134,24 @@ class TrainingPartitioner {
       if (!v->is_constant()) job_.batch_axes[v->name] = v->type.is_tensor() && v->type.shape && v->type.shape->empty() ? -1 : 0;
     if (parts_of_batch() > 1) {
       facts_ = facts_of_parts();
+      target_axis_ = axis_of_output(facts_);
       make_batch_symbolic(model_, facts_);
       plan().batch = facts_.batch;
       return take_axes(facts_, model_);
     }
     Model whole = clone(model_);
     try {
-      return take_axes(analyse_batch(whole, options_.batch_axes, loss_merge(training_.loss.reduction)), whole);
+      const BatchFacts facts = analyse_batch(whole, options_.batch_axes, loss_merge(training_.loss.reduction));
+      target_axis_ = axis_of_output(facts);
+      return take_axes(facts, whole);
     } catch (const Error&) {
       return {};
     }
+  }
+  // Targets lie as the scores do.
+  int axis_of_output(const BatchFacts& facts) const {
+    const auto rule = facts.outputs.find(model_.graph->outputs[0]->name);
+    return rule != facts.outputs.end() && rule->second.merge == "concat" ? rule->second.axis : 0;
   }
   // How the parts of an output that is itself the loss come together.
   std::map<std::string, MergeRule> loss_merge(LossSpec::Reduction reduction) {
@@ -405,6 +413,7 @@ class TrainingPartitioner {
   std::set<std::string> settings_;      // exponents and bounds
   std::map<std::string, Dims> whole_inputs_;
   BatchFacts facts_;
+  int target_axis_ = 0;  // of the batch
   LossValues loss_;
   std::vector<RunningStatistic> statistics_;
   std::vector<Model> locals_;        // of each tensor rank

@@ -81,7 +81,8 @@ Plan Evaluation::make_plan(const Trainer& trainer) {
   const LossValues loss = append_loss(model, parse_loss(settings_.loss));
   sum_ = loss.sum->name, count_ = loss.count->name;
   options.batch_axes = axes;
-  if (loss.target) options.batch_axes[loss.target->name] = 0;
+  for (const PlanInput& input : inputs_)
+    if (input.name == target_) options.batch_axes[input.name] = input.batch_axis;
   options.merges = {{sum_, {"sum", 0}}, {count_, {"sum", 0}}};
   model.graph->outputs = {loss.sum, loss.count};
   remove_dead_nodes(*model.graph);

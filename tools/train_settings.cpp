@@ -202,6 +202,7 @@ DataOptions data_options(const TrainSettings& s, const TrainingPlan& plan) {
   for (const PlanInput& input : plan.plan->inputs) {
     options.inputs.push_back(input.name);
     options.types[input.name] = type_in_data(input);
+    options.sample_axes[input.name] = std::max(input.batch_axis, 0);
     if (input.name != plan.target) inputs.push_back(&input);
     if (input.name == plan.target) options.next_tokens = input.name, options.next_type = token_type(input.type);
   }

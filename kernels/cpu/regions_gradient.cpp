@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/cpu/element_copy.h"
 #include "kernels/cpu/gradients.h"
 #include "kernels/cpu/numbers.h"
 #include "kernels/cpu/parallel.h"
@@ -39,6 +40,8 @@ void run_gradient(RunContext& r, const RoiAlignNode& node) {
   const std::vector<double> corners = as_doubles(rois);
   if (x.rank() != 4 || corners.size() != 4 * batch.size() || dy.count() != rois.dims[0] * x.dims[1] * node.height * node.width)
     throw Error("a gradient that is not of the shape of RoiAlign's result", "give that of the forward node's output");
+  for (const int64_t image : batch)
+    if (image < 0 || image >= x.dims[0]) throw_index_out_of_range(image, x.dims[0]);
   const int64_t channels = x.dims[1], height = x.dims[2], width = x.dims[3], bins = node.height * node.width;
   TensorView& dx = r.output(0, x.dims);
   std::fill_n(dx.as<T>(), dx.count(), T(0));

@@ -1,5 +1,5 @@
 // GridSampleGrad: an output is a sum of weights times elements around its point; the elements get the weights back, and the point what the
-// weights change by as it moves. At the corners of a mode it is one side's.
+// weights change by as it moves.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -7,41 +7,11 @@
 
 #include "kernels/cpu/gradients.h"
 #include "kernels/cpu/parallel.h"
-#include "kernels/cpu/sampling_taps.h"
+#include "kernels/cpu/sampling_slopes.h"
 #include "kernels/cpu/scalar_types.h"
 
 namespace fretsaw {
 namespace {
-
-// The derivatives of cubic_weights.
-std::array<double, 4> cubic_slopes(double x) {
-  constexpr double a = -0.75;
-  const double far = x + 1, near = 1 - x, beyond = 2 - x;
-  return {(3 * a * far - 10 * a) * far + 8 * a, (3 * (a + 2) * x - 2 * (a + 3)) * x, -(3 * (a + 2) * near - 2 * (a + 3)) * near,
-          -((3 * a * beyond - 10 * a) * beyond + 8 * a)};
-}
-
-// What the weights of axis_taps_at change by with the coordinate.
-std::array<double, 4> axis_slopes_at(const SampleRule& rule, double normalised, int64_t extent) {
-  if (rule.mode == SampleMode::nearest) return {};
-  const auto length = static_cast<double>(extent);
-  const double low = rule.align_corners ? 0 : -0.5, high = low == 0 ? length - 1 : length - 0.5;
-  double slope = (rule.align_corners ? length - 1 : length) / 2, x = (normalised + 1) * slope + low;
-  if (!(std::fabs(x) < 0x1p40)) return {};
-  if (x < low || x > high) {
-    if (rule.outside == Outside::border) return {};
-    if (rule.outside == Outside::reflection) {
-      const bool turned = high > low && std::fmod(std::fabs(x - low), 2 * (high - low)) > high - low;
-      if (turned != (x < low)) slope = -slope;
-      if (high <= low) slope = 0;
-      x = reflected(x, low, high);
-    }
-  }
-  std::array<double, 4> slopes = {-1, 1, 0, 0};
-  if (rule.mode == SampleMode::cubic) slopes = cubic_slopes(x - std::floor(x));
-  for (double& s : slopes) s *= slope;
-  return slopes;
-}
 
 // The elements around a point: offsets in a plane, weights, and for each axis of the image what a weight changes by as the point moves
 // along it.
@@ -61,7 +31,7 @@ class Neighbours {
     for (size_t d = 0; d < rank; ++d) {
       const auto at = static_cast<double>(point[rank - 1 - d]);  // points name the last axis first
       const SampleTaps taps = axis_taps_at(rule_, at, spatial_[d]);
-      const std::array<double, 4> slopes = axis_slopes_at(rule_, at, spatial_[d]);
+      const SampleSlopes slopes = axis_slopes_at(rule_, at, spatial_[d]);
       next_.clear();
       for (const Neighbour& n : found_) {
         for (int t = 0; t < rule_.taps(); ++t) {
@@ -70,7 +40,7 @@ class Neighbours {
           made.offset = n.offset * spatial_[d] + taps.index[t];
           made.weight = n.weight * taps.weight[t];
           for (size_t before = 0; before < d; ++before) made.slopes[before] *= taps.weight[t];
-          made.slopes[d] = n.weight * slopes[static_cast<size_t>(t)];
+          made.slopes[d] = n.weight * slopes.slope[t];
         }
       }
       found_.swap(next_);

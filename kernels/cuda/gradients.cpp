@@ -40,6 +40,9 @@ void register_gradients(KernelRegistry& registry) {
   cuda::register_cross_entropy(registry);
   cuda::register_squared_sum(registry);
   cuda::register_recurrent_gradients(registry);
+  cuda::register_sampling_gradient(registry);
+  cuda::register_regions_gradient(registry);
+  cuda::register_deformable_gradient(registry);
   registry.add(dropout_mask());
 }
 

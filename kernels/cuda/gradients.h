@@ -22,5 +22,8 @@ void register_cross_entropy(KernelRegistry& registry);        // cross_entropy.c
 void register_attention_gradient(KernelRegistry& registry);   // attention_gradient.cpp: AttentionGrad
 void register_recurrent_gradients(KernelRegistry& registry);  // recurrent_gradients.cpp: LSTMGrad, GRUGrad, RNNGrad
 void register_loss_gradients(KernelRegistry& registry);       // gradients_losses.cu: SoftmaxCrossEntropyLossGrad, ...
+void register_sampling_gradient(KernelRegistry& registry);    // gradients_sampling.cu: GridSampleGrad
+void register_regions_gradient(KernelRegistry& registry);     // gradients_regions.cu: RoiAlignGrad
+void register_deformable_gradient(KernelRegistry& registry);  // convolution_deformable_gradient.cu: DeformConvGrad
 
 }  // namespace fretsaw::cuda

@@ -5,6 +5,7 @@
 #include "graph/types.h"
 #include "kernels/cpu/recurrent_settings.h"
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/scratch_pieces.h"
 
 namespace fretsaw::cuda {
 
@@ -19,20 +20,6 @@ struct CellActivation {
 void set_activations(const RecurrentSettings& settings, CellActivation (&to)[2][3]);
 // Why a recurrent node, or its gradient, has no kernel here; "" when it has.
 std::string refuse_recurrent(const CompileContext& c);
-
-// Pieces of one block of scratch memory.
-class Pieces {
- public:
-  size_t add(size_t bytes) {  // returns the offset
-    const size_t offset = total_;
-    total_ += (bytes + 255) / 256 * 256;
-    return offset;
-  }
-  size_t total() const { return total_; }
-
- private:
-  size_t total_ = 0;
-};
 
 // States are in what elements are summed in (float32; float64 for double), [D, B, H]. The others have the elements of X.
 struct CellStep {

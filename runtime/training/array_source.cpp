@@ -1,4 +1,4 @@
-// Data as arrays: NAME.npy for each input, samples along axis 0.
+// Data as arrays: NAME.npy for each input, whose axis 0 counts the samples.
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
@@ -32,20 +32,14 @@ class ArraySource : public SampledSource {
   std::vector<std::string> names() const override { return {names_.begin(), names_.end()}; }
   DataLook look(const std::string& name, int64_t batch) const override {
     const Tensor& array = *arrays_.at(name);
-    Dims dims = array.dims;
-    dims[0] = batch;
-    return {array.dtype, dims, (fs::path(path_) / (name + ".npy")).string()};
+    return {array.dtype, batch_dims(name, sample_of(array), batch), (fs::path(path_) / (name + ".npy")).string()};
   }
   int64_t epoch_size() const override { return samples_; }
 
  protected:
   Batch make(int64_t batch) override {
     Batch values;
-    for (const auto& [name, array] : arrays_) {
-      Dims dims = array->dims;
-      dims[0] = batch;
-      values[name] = room_for(array->dtype, dims);
-    }
+    for (const auto& [name, array] : arrays_) values[name] = room_for(array->dtype, batch_dims(name, sample_of(*array), batch));
     return values;
   }
 
@@ -56,12 +50,17 @@ class ArraySource : public SampledSource {
       const Tensor& array = *arrays_.at(name);
       const size_t bytes = array.bytes() / static_cast<size_t>(samples_);
       if (bytes == 0) continue;
-      std::memcpy(static_cast<std::byte*>(value.tensor.data) + static_cast<size_t>(row) * bytes,
-                  array.data + static_cast<size_t>(sample) * bytes, bytes);
+      const int64_t pieces = pieces_of_sample(name, value.tensor.dims), rows = value.tensor.count() / (array.count() / samples_);
+      const size_t each = bytes / static_cast<size_t>(pieces);
+      for (int64_t p = 0; p < pieces; ++p)
+        std::memcpy(static_cast<std::byte*>(value.tensor.data) + static_cast<size_t>(p * rows + row) * each,
+                    array.data + static_cast<size_t>(sample) * bytes + static_cast<size_t>(p) * each, each);
     }
   }
 
  private:
+  static Dims sample_of(const Tensor& array) { return {array.dims.begin() + 1, array.dims.end()}; }
+
   void add(const fs::path& path) {
     const TensorPtr array = read_tensor_file(path.string());
     if (array->dims.empty()) throw Error("holds a single number", "axis 0 of an array counts the samples").in_file(path.string());

@@ -77,6 +77,24 @@ Batch SampledSource::next(int64_t batch) {
   return values;
 }
 
+Dims SampledSource::batch_dims(const std::string& name, Dims sample, int64_t batch) const {
+  const auto at = options_.sample_axes.find(name);
+  const int axis = at == options_.sample_axes.end() ? 0 : at->second;
+  if (axis > std::ssize(sample))
+    throw Error("has samples of " + std::to_string(sample.size()) + " dimensions for '" + name + "', whose batch has them along axis " +
+                    std::to_string(axis),
+                "write samples of the shape that the model takes, without that axis")
+        .in_file(path_);
+  sample.insert(sample.begin() + axis, batch);
+  return sample;
+}
+
+int64_t SampledSource::pieces_of_sample(const std::string& name, const Dims& batch) const {
+  const auto at = options_.sample_axes.find(name);
+  const int axis = at == options_.sample_axes.end() ? 0 : at->second;
+  return count_of(Dims(batch.begin(), batch.begin() + axis));
+}
+
 void check_names(const DataSource& source, const std::vector<std::string>& inputs) {
   const std::vector<std::string> names = source.names();
   std::string known;

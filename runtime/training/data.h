@@ -1,7 +1,7 @@
 // Training data: folders of batches, arrays of samples, files of tokens.
 //
 //   DIR with NAME_S.pb    batches: x_0.pb, target_0.pb, x_1.pb, ... One file for each input and step, TensorProtos (or .npy inside)
-//   DIR with NAME.npy     arrays: x.npy, target.npy, ... Axis 0 counts the samples; mapped, not read
+//   DIR with NAME.npy     arrays: x.npy, target.npy, ... Axis 0 counts the samples, wherever a batch has them; mapped, not read
 //   FILE.bin              tokens: uint16, one after the other, as nanoGPT's prepare.py writes them
 //   DIR with train.bin    the same: nanoGPT's folder
 //
@@ -26,6 +26,7 @@ struct DataOptions {
   bool wrap = true;
   std::vector<std::string> inputs;                            // files of other names are not looked at; empty: all are
   std::map<std::string, Type> types;                          // of inputs; of folders of batches, every file is held to them
+  std::map<std::string, int> sample_axes;                     // of inputs: the axis of a batch that counts samples; 0 where it is not said
   int64_t sequence = 0;                                       // of tokens: the length S of a window
   std::string tokens = "x", next_tokens = "target";           // of tokens: the inputs that they go to
   DType token_type = DType::int64, next_type = DType::int64;  // int64 or int32

@@ -33,21 +33,28 @@ class TokenSource : public SampledSource {
     return names;
   }
   DataLook look(const std::string& name, int64_t batch) const override {
-    return {name == options_.tokens ? options_.token_type : options_.next_type, {batch, length_}, path_};
+    return {name == options_.tokens ? options_.token_type : options_.next_type, batch_dims(name, {length_}, batch), path_};
   }
   // As many windows as fit side by side, in random order or not.
   int64_t epoch_size() const override { return (count_ - 1) / length_; }
 
  protected:
   Batch make(int64_t batch) override {
-    return {{options_.tokens, room_for(options_.token_type, {batch, length_})},
-            {options_.next_tokens, room_for(options_.next_type, {batch, length_})}};
+    return {{options_.tokens, room_for(options_.token_type, batch_dims(options_.tokens, {length_}, batch))},
+            {options_.next_tokens, room_for(options_.next_type, batch_dims(options_.next_tokens, {length_}, batch))}};
   }
 
   void fill(Batch& values, int64_t row, const DataPosition& at) const override {
     const int64_t first = options_.shuffle ? random_place(at) : at.sample * length_;
-    copy(first, values.at(options_.tokens), row);
-    copy(first + 1, values.at(options_.next_tokens), row);
+    for (const std::string& name : {options_.tokens, options_.next_tokens}) {
+      RuntimeValue& value = values.at(name);
+      const int64_t from = first + (name == options_.tokens ? 0 : 1), batch = value.tensor.count() / length_;
+      const bool apart = pieces_of_sample(name, value.tensor.dims) > 1;
+      if (value.tensor.dtype == DType::int32)
+        copy_as<int32_t>(from, value, apart ? row : row * length_, apart ? batch : 1);
+      else
+        copy_as<int64_t>(from, value, apart ? row : row * length_, apart ? batch : 1);
+    }
   }
 
  private:
@@ -58,20 +65,14 @@ class TokenSource : public SampledSource {
     return static_cast<int64_t>(number % static_cast<uint64_t>(count_ - length_));
   }
 
-  void copy(int64_t first, RuntimeValue& value, int64_t row) const {
-    if (value.tensor.dtype == DType::int32)
-      copy_as<int32_t>(first, value, row);
-    else
-      copy_as<int64_t>(first, value, row);
-  }
   template <typename T>
-  void copy_as(int64_t first, RuntimeValue& value, int64_t row) const {
-    T* out = value.tensor.as<T>() + row * length_;
+  void copy_as(int64_t first, RuntimeValue& value, int64_t begin, int64_t step) const {
+    T* out = value.tensor.as<T>() + begin;
     const std::byte* tokens = file_->bytes().data() + static_cast<size_t>(first) * sizeof(uint16_t);
     for (int64_t i = 0; i < length_; ++i) {
       uint16_t token;
       std::memcpy(&token, tokens + static_cast<size_t>(i) * sizeof token, sizeof token);
-      out[i] = token;
+      out[i * step] = token;
     }
   }
 

@@ -93,9 +93,23 @@ const Row kRows[] = {
      kOld + "g (float[2] x, float[2] z) => (float[2,2] y) { q = SequenceConstruct(x, z) y = ConcatFromSequence<axis=0, new_axis=1>(q) }",
      "Unsqueeze Unsqueeze Concat"},
     {"sequence_that_is_used_whole",
-     kOld + "g (float[2] x, float[2] z) => (float[2] y, int64 n) <int64 i = {0}> { q = SequenceConstruct(x, z) a = SequenceAt(q, i) "
-            "y = Relu(a) n = SequenceLength(q) }",
-     "SequenceConstruct Relu SequenceLength"},
+     kOld +
+         "g (float[2] x, float[2] z) => (float[2] y, seq(float[2]) q) <int64 i = {0}> { q = SequenceConstruct(x, z) a = SequenceAt(q, i) "
+         "y = Relu(a) }",
+     "SequenceConstruct Relu"},
+    {"sequence_that_is_counted",
+     kOld +
+         "g (float[2] x, float[2] z) => (float[2] y) { q = SequenceConstruct(x, z) n = SequenceLength(q) m = Cast<to=1>(n) y = Add(x, m) }",
+     "Cast Add"},
+    {"sequence_that_is_edited",
+     kOld + "g (float[2] x, float[2] z, float[2] w) => (float[6] y) <int64 i = {-1}, int64 first = {0}> { e = SequenceEmpty() "
+            "a = SequenceInsert(e, x) b = SequenceInsert(a, z) c = SequenceInsert(b, w, i) d = SequenceErase(c, first) "
+            "f = SequenceInsert(d, x, first) k = SequenceErase(f) y = ConcatFromSequence<axis=0>(k) }",
+     "Concat"},
+    {"sequence_that_is_edited_at_an_open_place",
+     kOld + "g (float[2] x, int64 i) => (float[4] y) { e = SequenceConstruct(x, x) c = SequenceInsert(e, x, i) d = SequenceErase(c) "
+            "y = ConcatFromSequence<axis=0>(d) }",
+     "SequenceConstruct SequenceInsert SequenceErase ConcatFromSequence"},
     // Branches whose condition is known.
     {"branch_of_constant", kOld + "g (float[2] x) => (float[2] y) <bool c = {1}> { y = " + kBranches + "(c) }", "Relu"},
     {"other_branch_of_constant", kOld + "g (float[2] x) => (float[2] y) <bool c = {0}> { y = " + kBranches + "(c) }", "Exp"},
