@@ -54,8 +54,30 @@ std::vector<Candidate> candidates(const Model& model, const std::map<std::string
   return result;
 }
 
-// Sets of inputs to try, the likeliest first.
-std::vector<std::vector<Candidate>> choices(const std::vector<Candidate>& all) {
+// Further sets, of a batch that is another axis than the first (time-major models): all inputs with a dimension of one name, for each name
+// that stands behind the first axis of an input.
+std::vector<std::vector<Candidate>> later_axes(const Model& model, const std::map<std::string, int>& batch_axes) {
+  std::vector<std::vector<Candidate>> sets;
+  std::set<std::string> tried;
+  const auto open = [&](const Value* v) { return !v->is_constant() && v->type.is_tensor() && v->type.shape && !batch_axes.count(v->name); };
+  for (const Value* first : model.graph->inputs) {
+    if (!open(first)) continue;
+    for (size_t d = 1; d < first->type.shape->size(); ++d) {
+      const Dim size = (*first->type.shape)[d];
+      if (size.known() || size.symbol.empty() || !tried.insert(size.symbol).second) continue;
+      std::vector<Candidate>& set = sets.emplace_back();
+      for (Value* input : model.graph->inputs) {
+        if (!open(input)) continue;
+        const auto at = std::find(input->type.shape->begin(), input->type.shape->end(), size);
+        if (at != input->type.shape->end()) set.push_back({input, static_cast<int>(at - input->type.shape->begin())});
+      }
+    }
+  }
+  return sets;
+}
+
+// Sets of inputs to try, the likeliest first. `later`: those of later axes.
+std::vector<std::vector<Candidate>> choices(const std::vector<Candidate>& all, const std::vector<std::vector<Candidate>>& later) {
   std::vector<std::vector<Candidate>> sets;
   auto add = [&](auto takes) {
     std::vector<Candidate> set;
@@ -85,28 +107,7 @@ std::vector<std::vector<Candidate>> choices(const std::vector<Candidate>& all) {
     // A mask [s, s] may have the batch's size by chance.
     for (const Candidate& left : all) add([&](const Candidate& c) { return fits(c) && c.input != left.input; });
     for (const Candidate& only : all) add([&](const Candidate& c) { return fits(c) && c.input == only.input; });
-  }
-  return sets;
-}
-
-// Further sets, of a batch that is another axis than the first (time-major models): all inputs with a dimension of one name, for each name
-// that stands behind the first axis of an input.
-std::vector<std::vector<Candidate>> later_axes(const Model& model, const std::map<std::string, int>& batch_axes) {
-  std::vector<std::vector<Candidate>> sets;
-  std::set<std::string> tried;
-  const auto open = [&](const Value* v) { return !v->is_constant() && v->type.is_tensor() && v->type.shape && !batch_axes.count(v->name); };
-  for (const Value* first : model.graph->inputs) {
-    if (!open(first)) continue;
-    for (size_t d = 1; d < first->type.shape->size(); ++d) {
-      const Dim size = (*first->type.shape)[d];
-      if (size.known() || size.symbol.empty() || !tried.insert(size.symbol).second) continue;
-      std::vector<Candidate>& set = sets.emplace_back();
-      for (Value* input : model.graph->inputs) {
-        if (!open(input)) continue;
-        const auto at = std::find(input->type.shape->begin(), input->type.shape->end(), size);
-        if (at != input->type.shape->end()) set.push_back({input, static_cast<int>(at - input->type.shape->begin())});
-      }
-    }
+    if (size == sizes.front()) sets.insert(sets.end(), later.begin(), later.end());
   }
   return sets;
 }
@@ -220,8 +221,22 @@ void judge_outputs(const Model& model, BatchAnalysis& analysis, const std::map<s
                 ErrorCode::usage);
 }
 
+// Sizes of one name are equal: no input may be left whole that has the batch's in some dimension.
+void check_left_out(const std::vector<Candidate>& set, const std::vector<Candidate>& all) {
+  for (const Candidate& left : all) {
+    if (std::any_of(set.begin(), set.end(), [&](const Candidate& c) { return c.input == left.input; })) continue;
+    for (const Dim& dim : *left.input->type.shape)
+      for (const Candidate& c : set)
+        if (!dim.known() && !dim.symbol.empty() && c.dim() == dim)
+          throw Error(fmt::format("input '{}' has the size '{}' of the batch and would be given whole", left.input->name, dim.symbol),
+                      kUndivided);
+  }
+}
+
 // One choice of batch inputs, analysed. Throws the Error that stands against it.
-BatchFacts attempt(Model& model, const std::vector<Candidate>& set, const std::map<std::string, MergeRule>& merges) {
+BatchFacts attempt(Model& model, const std::vector<Candidate>& set, const std::vector<Candidate>& all,
+                   const std::map<std::string, MergeRule>& merges) {
+  check_left_out(set, all);
   BatchFacts facts;
   facts.symbol = free_symbol(model, set);
   for (const Candidate& c : set) {
@@ -265,13 +280,10 @@ BatchFacts analyse_batch(Model& model, const std::map<std::string, int>& batch_a
   if (all.empty()) throw Error("no input of the model holds a batch that could be divided", kUndivided);
   TypeKeeper types(*model.graph);
   std::optional<Error> first;
-  std::vector<std::vector<Candidate>> sets = choices(all);
   const bool told = std::any_of(all.begin(), all.end(), [](const Candidate& c) { return c.certain; });
-  if (!told)
-    for (std::vector<Candidate>& set : later_axes(model, batch_axes)) sets.push_back(std::move(set));
-  for (const std::vector<Candidate>& set : sets) {
+  for (const std::vector<Candidate>& set : choices(all, told ? std::vector<std::vector<Candidate>>() : later_axes(model, batch_axes))) {
     try {
-      BatchFacts facts = attempt(model, set, merges);
+      BatchFacts facts = attempt(model, set, all, merges);
       if (facts.batch == 1 && first) throw Error("a batch of 1");
       for (Value* input : model.graph->inputs) {
         bool holds = std::any_of(set.begin(), set.end(), [&](const Candidate& c) { return c.input == input; });

@@ -132,6 +132,21 @@ TEST(BatchInputs, AnotherAxisWhenTheUserSaysSo) {
   EXPECT_THROW(divide("g (float[4] x) => (y) { y = Relu(x) }", {{"x", 1}}), Error);
 }
 
+// The first axis mixes samples: of the others those of one open size are tried.
+TEST(BatchInputs, ALaterAxisWhereTheFirstMixesSamples) {
+  const char* time_major =
+      "g (float[7,n,3] x, float[n,3] first, int64[k] other) => (y, z) { m = Softmax<axis=0>(x) y = Add(m, first) z = Neg(other) }";
+  Divided d = divide(time_major);
+  ASSERT_EQ(d.facts.inputs.size(), 2u);
+  EXPECT_EQ(d.facts.inputs[0].second, 1);
+  EXPECT_EQ(d.facts.inputs[1].second, 0);
+  EXPECT_EQ(d.facts.outputs.at("y").axis, 1);
+  EXPECT_EQ(d.facts.outputs.at("z").merge, "same");
+  // What the user says stands, and a number of a file is no batch of another axis.
+  EXPECT_THROW(divide(time_major, {{"x", 0}}), Error);
+  EXPECT_NE(refusal("g (float[7,4,3] x) => (y) { y = Softmax<axis=0>(x) }").find("it looks at all samples"), std::string::npos);
+}
+
 TEST(BatchInputs, NumbersAndSymbolsOfOneBatch) {
   Divided d = divide("g (float[n,4] x, float[2,4] z) => (y) { y = Add(x, z) }");
   EXPECT_EQ(d.facts.batch, 2);

@@ -87,6 +87,29 @@ TEST(TrainingData, BatchesUseMemoryThatEarlierOnesHaveLetGoOf) {
   }
 }
 
+TEST(TrainingData, SamplesGoToTheAxisThatCountsThem) {
+  const TemporaryFolder arrays, tokens;
+  write_arrays(arrays, 3);
+  DataOptions options;
+  options.shuffle = false, options.sample_axes = {{"x", 1}};
+  const auto data = open_data(arrays.path(), options);
+  EXPECT_EQ(data->look("x", 5).dims, (Dims{2, 5}));
+  const Batch batch = data->next(3);
+  EXPECT_EQ(batch.at("x").tensor.dims, (Dims{2, 3}));
+  EXPECT_THAT(elements<float>(batch.at("x")), ElementsAre(0, 1, 2, 0.5f, 1.5f, 2.5f));
+  EXPECT_THAT(elements<int64_t>(batch.at("target")), ElementsAre(0, 10, 20));
+  options.sample_axes = {{"target", 1}};
+  EXPECT_THAT(error_of([&] { open_data(arrays.path(), options)->next(2); }), HasSubstr("has samples of 0 dimensions for 'target'"));
+
+  const std::vector<uint16_t> numbers = {1, 2, 3, 4, 5, 6, 7};
+  write_bytes(tokens / "train.bin", std::string(reinterpret_cast<const char*>(numbers.data()), 2 * numbers.size()));
+  options.sequence = 3, options.sample_axes = {{"x", 1}};
+  const Batch windows = open_data(tokens.path(), options)->next(2);
+  EXPECT_EQ(windows.at("x").tensor.dims, (Dims{3, 2}));
+  EXPECT_THAT(elements<int64_t>(windows.at("x")), ElementsAre(1, 4, 2, 5, 3, 6));
+  EXPECT_THAT(elements<int64_t>(windows.at("target")), ElementsAre(2, 3, 4, 5, 6, 7));
+}
+
 // --- reading ahead ---
 
 TEST(ReadAhead, GivesWhatTheSourceGivesWithItsPlaces) {
