@@ -46,11 +46,35 @@ struct Run {
   int64_t done = 0;                                      // steps, those before a checkpoint that was resumed too
 };
 
+bool has_loops(const Graph& graph) {
+  return std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const Node* node) {
+    const std::vector<GraphPtr> inner = bodies(*node);
+    return node->is("Loop") || node->is("Scan") || std::any_of(inner.begin(), inner.end(), [](const GraphPtr& g) { return has_loops(*g); });
+  });
+}
+
+// How often loops run may follow from the data's sizes. What does not fit is refused where the data is opened.
+void take_sizes(const Graph& graph, const std::map<std::string, Dims>& dims, std::map<std::string, Dims>& shapes) {
+  for (const Value* v : graph.inputs) {
+    const auto found = dims.find(v->name);
+    if (found == dims.end() || !v->type.shape || found->second.size() != v->type.shape->size()) continue;
+    if (!std::equal(v->type.shape->begin(), v->type.shape->end(), found->second.begin(),
+                    [](const Dim& d, int64_t size) { return !d.known() || d.value == size; }))
+      continue;
+    shapes.try_emplace(v->name, found->second);
+  }
+}
+
 TrainingPlan make_plan(const Model& model, const TrainSettings& settings) {
   try {
     TrainingOptions training = training_options(settings);
-    if (training.recompute == "auto" || !settings.memory.empty()) training.dims = batch_dims(settings, model);
-    return partition_for_training(clone(model), partition_options(settings), training);
+    PartitionOptions cut = partition_options(settings);
+    const bool loops = has_loops(*model.graph);
+    std::map<std::string, Dims> dims;
+    if (loops || training.recompute == "auto" || !settings.memory.empty()) dims = batch_dims(settings, model);
+    if (loops) take_sizes(*model.graph, dims, cut.shapes);
+    if (training.recompute == "auto" || !settings.memory.empty()) training.dims = std::move(dims);
+    return partition_for_training(clone(model), cut, training);
   } catch (const Error& e) {
     throw e.file().empty() ? e.in_file(settings.path) : e;
   }

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "graph/io.h"
+#include "graph/passes.h"
 #include "runtime/training/checkpoint.h"
 #include "tests/cli/training_data.h"
 
@@ -207,6 +208,42 @@ TEST_F(CommandTest, TrainChecksItsOptions) {
   EXPECT_THAT(error({"--freeze", "v1*"}), AllOf(HasSubstr("'v1*'"), HasSubstr("'w1'")));
   EXPECT_THAT(error({"--train", "w1|w9"}), HasSubstr("'w9'"));
   EXPECT_THAT(error({"--optimizer", "adamw:no_decay=1d|*.bias"}), HasSubstr("'*.bias'"));
+}
+
+// h = tanh(w h + x[:, t]) over the columns of x, whose number the model leaves open and the data tells.
+TEST_F(CommandTest, TrainRunsLoopsAsOftenAsTheDataSays) {
+  Model model;
+  model.ir_version = 10, model.opsets[""] = newest_opset();
+  model.graph = std::make_shared<Graph>();
+  Graph& g = *model.graph;
+  const auto add = [](Graph& graph, const std::string& op, std::vector<Value*> inputs, std::vector<Attribute> attributes = {}) {
+    return graph.add_node(op, std::move(inputs), {graph.fresh_name(op)}, std::move(attributes))->outputs[0];
+  };
+  Value* x = g.add_value("x", Type::tensor(DType::float32, Shape{Dim("batch"), Dim("time")}));
+  g.inputs = {x};
+  Value* w = g.add_constant("w", make_float(0.5F));
+  auto pass = std::make_shared<Graph>();
+  pass->parent = &g;
+  pass->inputs = {pass->add_value("before", Type::tensor(DType::float32)), pass->add_value("column", Type::tensor(DType::float32))};
+  pass->outputs = {add(*pass, "Tanh", {add(*pass, "Add", {add(*pass, "Mul", {pass->inputs[0], w}), pass->inputs[1]})})};
+  Value* first = add(g, "Gather", {x, g.add_constant("zero", make_int64(0))}, {{"axis", int64_t{1}}});
+  Value* state =
+      add(g, "Scan", {first, x}, {{"body", pass}, {"num_scan_inputs", int64_t{1}}, {"scan_input_axes", std::vector<int64_t>{1}}});
+  Value* row = add(g, "Unsqueeze", {state, g.add_constant("last", make_int64s({1}))});
+  auto head = make_tensor(DType::float32, {1, 2});
+  reinterpret_cast<float*>(mutable_data(*head))[0] = -1;
+  g.outputs = {add(g, "MatMul", {row, g.add_constant("head", head)})};
+  write_model(model, path("loop.onnx"));
+  write_samples(path("columns"), 16);
+  const Arguments arguments = {"train", path("loop.onnx"), "--data",      path("columns"), "--batch", "8", "--steps",
+                               "4",     "--json",          "--optimizer", "sgd:lr=0.1"};
+  const CommandResult whole = fretsaw(arguments), cut = fretsaw(arguments + Arguments{"--mesh", "data=2,pipeline=2"});
+  ASSERT_EQ(whole.exit_code, 0) << whole.err;
+  ASSERT_EQ(cut.exit_code, 0) << cut.err;
+  const auto losses = whole.json()["losses"], others = cut.json()["losses"];
+  ASSERT_EQ(losses.size(), 4u);
+  EXPECT_LT(losses[3].get<double>(), losses[0].get<double>());
+  for (size_t s = 0; s < losses.size(); ++s) EXPECT_NEAR(losses[s].get<double>(), others[s].get<double>(), 1e-5);
 }
 
 }  // namespace
