@@ -235,7 +235,7 @@ TEST_F(CommandTest, TrainRunsLoopsAsOftenAsTheDataSays) {
   g.outputs = {add(g, "MatMul", {row, g.add_constant("head", head)})};
   write_model(model, path("loop.onnx"));
   write_samples(path("columns"), 16);
-  const Arguments arguments = {"train", path("loop.onnx"), "--data",      path("columns"), "--batch", "8", "--steps",
+  const Arguments arguments = {"train", path("loop.onnx"), "--data",      path("columns"), "--batch", "16", "--steps",
                                "4",     "--json",          "--optimizer", "sgd:lr=0.1"};
   const CommandResult whole = fretsaw(arguments), cut = fretsaw(arguments + Arguments{"--mesh", "data=2,pipeline=2"});
   ASSERT_EQ(whole.exit_code, 0) << whole.err;
