@@ -16,6 +16,7 @@
 #include "kernels/cpu/gradients.h"
 #include "kernels/cpu/onednn.h"
 #include "kernels/cpu/scalar_types.h"
+#include "kernels/scratch_pieces.h"
 
 namespace fretsaw {
 
@@ -140,7 +141,7 @@ Plan make_plan(const Geometry& g) {
 // Where a run of a plan has its copies in the primitive's formats, from the beginning of its scratch memory.
 struct Layouts {
   memory::desc dy, other, result;  // as the tensors are
-  onednn::ScratchPlan scratch;
+  ScratchPieces scratch;
   size_t at_dy, at_other, at_result, at_pad;
 
   Layouts(const Geometry& g, const Plan& plan, bool of_weight) {
@@ -243,7 +244,7 @@ class ConvolutionGradient {
     const int64_t parts = parts_of(g), count = count_of(g.w);
     std::vector<Plan>& plans = plans_for(g, parts);
     std::vector<Layouts> at;
-    onednn::ScratchPlan scratch;
+    ScratchPieces scratch;
     std::vector<size_t> sums, blocks;
     for (int64_t part = 0; part < parts; ++part) {
       at.emplace_back(part_of(g, part, parts), plans[static_cast<size_t>(part)], true);

@@ -6,6 +6,7 @@
 
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/reorder.h"
+#include "kernels/scratch_pieces.h"
 
 namespace fretsaw {
 
@@ -277,7 +278,7 @@ void OneDnnConvolution::run(RunContext& r) {
     const void* data;
     size_t offset;
   };
-  onednn::ScratchPlan scratch;
+  ScratchPieces scratch;
   std::vector<Copy> copies;
   const auto bind = [&](int argument, const memory::desc& from, const memory::desc& to, const void* data) {
     if (from == to) return plan.call.set(argument, data);

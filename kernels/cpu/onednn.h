@@ -88,18 +88,4 @@ using OperandFormat = std::function<std::optional<dnnl::memory::desc>(const Fuse
 size_t append_steps(dnnl::post_ops& ops, const std::vector<FusedStep>& steps, size_t limit, const OperandFormat& operand);
 int operand_argument(size_t step);  // the argument that is the second operand of a step
 
-// Divides one block of scratch memory into pieces.
-class ScratchPlan {
- public:
-  size_t add(size_t bytes) {  // returns the offset
-    const size_t offset = total_;
-    total_ += (bytes + 63) / 64 * 64;
-    return offset;
-  }
-  size_t total() const { return total_; }
-
- private:
-  size_t total_ = 0;
-};
-
 }  // namespace fretsaw::onednn

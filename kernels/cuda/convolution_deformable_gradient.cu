@@ -7,7 +7,7 @@
 #include "kernels/cuda/gradients.h"
 #include "kernels/cuda/matmul_product.h"
 #include "kernels/cuda/row_runs.cuh"
-#include "kernels/cuda/scratch_pieces.h"
+#include "kernels/scratch_pieces.h"
 
 namespace fretsaw::cuda {
 namespace {
@@ -255,7 +255,7 @@ void DeformableGradient::run_as(RunContext& r) {
     clear(dx, kInputX), clear(dw, kInputW), clear(doffset, kInputOffset), clear(dmask, kInputMask);
     return;
   }
-  Pieces pieces;
+  ScratchPieces pieces;
   const auto count = static_cast<size_t>(at_once_), taken = count * static_cast<size_t>(samples()), own = static_cast<size_t>(weights());
   const size_t product_at =
       pieces.add(std::max(to_samples_ ? to_samples_->scratch_bytes() : 0, to_parts_ ? to_parts_->scratch_bytes() : 0));

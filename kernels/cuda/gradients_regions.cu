@@ -4,7 +4,7 @@
 #include "kernels/cpu/regions.h"
 #include "kernels/cuda/gradients.h"
 #include "kernels/cuda/row_runs.cuh"
-#include "kernels/cuda/scratch_pieces.h"
+#include "kernels/scratch_pieces.h"
 
 namespace fretsaw::cuda {
 namespace {
@@ -137,7 +137,7 @@ void give_means(RunContext& r, const Regions& s, const Operands& o, T* dx) {
   using W = WideOf<T>;
   const cudaStream_t stream = stream_of(r);
   const int64_t rows = s.count * s.node.height * s.height, columns = s.count * s.node.width * s.width;
-  Pieces pieces;
+  ScratchPieces pieces;
   const size_t weights_at = pieces.add(static_cast<size_t>(rows + columns) * sizeof(W));
   const size_t spans_at = pieces.add(static_cast<size_t>(s.count * s.lines()) * sizeof(int2));
   char* scratch = static_cast<char*>(r.scratch(pieces.total()));
@@ -200,7 +200,7 @@ template <typename T>
 void give_to_largest(RunContext& r, const Regions& s, const Operands& o, T* dx) {
   const int64_t items = o.dy.count(), rows = o.x.count();
   with_count_type(std::max(items, rows + 1), [&]<typename N>() {
-    Pieces pieces;
+    ScratchPieces pieces;
     const size_t given_at = pieces.add(static_cast<size_t>(items) * sizeof(WideOf<T>));
     const size_t items_at = pieces.add(bytes_to_find_runs<N>(items, rows));
     char* scratch = static_cast<char*>(r.scratch(pieces.total()));

@@ -6,7 +6,7 @@
 #include "kernels/cuda/gradients.h"
 #include "kernels/cuda/image_sampling.cuh"
 #include "kernels/cuda/row_runs.cuh"
-#include "kernels/cuda/scratch_pieces.h"
+#include "kernels/scratch_pieces.h"
 
 namespace fretsaw::cuda {
 namespace {
@@ -67,7 +67,7 @@ void give_to_images(RunContext& r, const Sampling& s, const Operands& o, T* dx, 
   int64_t taps = 1;
   for (int d = 0; d < s.rank; ++d) taps *= s.rule.taps();
   const auto bytes = [&](int64_t count) { return bytes_to_find_runs<N>(count * s.places * taps, count * plane); };
-  Pieces pieces;
+  ScratchPieces pieces;
   const size_t weights_at = pieces.add(static_cast<size_t>(at_once * s.places * taps) * sizeof(WideOf<T>));
   const size_t items_at = pieces.add(std::max(bytes(at_once), images % at_once == 0 ? 0 : bytes(images % at_once)));
   char* scratch = static_cast<char*>(r.scratch(pieces.total()));

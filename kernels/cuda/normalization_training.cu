@@ -8,6 +8,7 @@
 #include "kernels/cuda/gradients.h"
 #include "kernels/cuda/normalization_batch.h"
 #include "kernels/cuda/number_types.cuh"
+#include "kernels/scratch_pieces.h"
 
 namespace fretsaw::cuda {
 namespace {
@@ -234,16 +235,6 @@ void launch_keep_positive(const T* dy, const T* y, T* kept, int64_t count, bool 
   check_launch("keep_positive");
 }
 
-// Where things lie in one piece of scratch memory.
-class ScratchPlan {
- public:
-  size_t add(size_t bytes) { return std::exchange(size_, (size_ + bytes + 63) / 64 * 64); }
-  size_t size() const { return size_; }
-
- private:
-  size_t size_ = 0;
-};
-
 template <typename T>
 void compute_gradient(RunContext& r, TensorView dy, const TensorView* y, const TensorView& x, TensorView* dx, Row scale, Row of_scale,
                       Row of_bias, double epsilon) {
@@ -257,11 +248,11 @@ void compute_gradient(RunContext& r, TensorView dy, const TensorView* y, const T
   const ChannelLaunch launch = channel_launch<true>(shape, V, aligned, multiprocessors);
   const bool by_bits = y && launch.packed && shape.last;
   const auto count = static_cast<size_t>(x.count());
-  ScratchPlan plan;
-  const size_t parts_at = plan.add(static_cast<size_t>(launch.parts * shape.C) * sizeof(Sums));
-  const size_t factors_at = plan.add(static_cast<size_t>(shape.C) * sizeof(Factors));
-  const size_t part_at = plan.add(by_bits ? count / V : y ? count * sizeof(T) : 0);
-  auto* scratch = static_cast<char*>(r.scratch(plan.size()));
+  ScratchPieces pieces;
+  const size_t parts_at = pieces.add(static_cast<size_t>(launch.parts * shape.C) * sizeof(Sums));
+  const size_t factors_at = pieces.add(static_cast<size_t>(shape.C) * sizeof(Factors));
+  const size_t part_at = pieces.add(by_bits ? count / V : y ? count * sizeof(T) : 0);
+  auto* scratch = static_cast<char*>(r.scratch(pieces.total()));
   auto* parts = reinterpret_cast<Sums*>(scratch + parts_at);
   auto* factors = reinterpret_cast<Factors*>(scratch + factors_at);
   auto* bits = by_bits ? reinterpret_cast<uint8_t*>(scratch + part_at) : nullptr;

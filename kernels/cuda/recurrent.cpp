@@ -48,7 +48,7 @@ class Recurrent {
 void Recurrent::place(RunContext& r, const RecurrentShape& shape) {
   const size_t state = static_cast<size_t>(shape.D * shape.B * shape.H) * wide_;
   const bool two_parts = cell_ == Cell::gru && !settings_.linear_before_reset;
-  Pieces pieces;
+  ScratchPieces pieces;
   const size_t projected = pieces.add(static_cast<size_t>(shape.D * shape.T * shape.B * settings_.gates * shape.H) * wide_);
   const size_t product = pieces.add(product_->scratch_bytes());
   const size_t first = pieces.add(state), second = pieces.add(state), c = pieces.add(cell_ == Cell::lstm ? state : 0);

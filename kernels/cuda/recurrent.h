@@ -5,7 +5,7 @@
 #include "graph/types.h"
 #include "kernels/cpu/recurrent_settings.h"
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/scratch_pieces.h"
+#include "kernels/scratch_pieces.h"
 
 namespace fretsaw::cuda {
 

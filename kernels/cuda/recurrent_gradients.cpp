@@ -116,7 +116,7 @@ void RecurrentGradient::place(RunContext& r) {
   size_t scratch = 0;
   for (const auto* product : {&project_, &recur_, &recur_inner_, &of_x_, &of_w_, &of_r_, &of_r_inner_, &back_, &back_inner_})
     if (*product) scratch = std::max(scratch, (*product)->scratch_bytes());
-  Pieces pieces;
+  ScratchPieces pieces;
   std::vector<std::pair<void**, size_t>> places;
   const auto add = [&](void*& to, size_t count, size_t bytes, bool wanted = true) {
     to = nullptr;
