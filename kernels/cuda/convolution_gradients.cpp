@@ -76,6 +76,7 @@ struct WeightStep {
   Dims dw_dims;             // as the program has it
   bool images = false;      // X and dY are taken channels last; other ranks are copied to it
   bool pads_x = false;      // X gets more channels
+  Layout x_layout = Layout::plain;
 };
 
 std::string read_weight_gradient(const CompileContext& c, WeightStep& step) {
@@ -105,6 +106,8 @@ std::string read_weight_gradient(const CompileContext& c, WeightStep& step) {
     step.pads_x = convolution.x[1] != x[1];
   }
   convolution.x_layout = step.images ? Layout::nhwc : Layout::plain;
+  const bool offered_last = c.offered.size() > 1 && c.offered[1] == Layout::nhwc;
+  step.x_layout = step.pads_x && !offered_last ? Layout::plain : convolution.x_layout;  // what adds channels takes either
   if (x.size() == 3) make_image(convolution);
   return "";
 }
@@ -162,8 +165,7 @@ CompiledKernel make_weight_gradient(const CompileContext& c) {
   if (const std::string reason = read_weight_gradient(c, step); !reason.empty())
     throw Error("a convolution's gradient that has no kernel on the device: " + reason, "report this as a fault");
   CompiledKernel kernel;
-  const Layout layout = step.images ? Layout::nhwc : Layout::plain;
-  kernel.input_layouts = {layout, layout};
+  kernel.input_layouts = {step.images ? Layout::nhwc : Layout::plain, step.x_layout};
   kernel.output_layouts = {Layout::plain};
   kernel.run = [gradient = std::make_shared<WeightGradient>(c, std::move(step))](RunContext& r) { gradient->run(r); };
   return kernel;

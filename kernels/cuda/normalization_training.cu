@@ -1,7 +1,6 @@
 // BatchNormalization by the statistics of the batch, and its gradient. With n = (x - mean) inverse and g the gradient of n scale + bias:
 //
 //   dx = inverse scale (g - mean(g) - n mean(g n)),   dscale = sum(g n),   dbias = sum(g)
-#include <utility>
 
 #include "kernels/cpu/element_copy.h"
 #include "kernels/cuda/channel_sums.cuh"
