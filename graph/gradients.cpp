@@ -115,13 +115,18 @@ class Walk {
       if (found[i] && wanted[i]) contribute(&node, node.inputs[i], found[i]);
   }
 
+  [[noreturn]] static void refuse_loop(const Node& loop) {
+    throw Error("how often it runs is not known, or too often to write each pass out: it is not differentiated",
+                "give the inputs fixed sizes (--shape), a loop that counts or whose condition does, or freeze the parameters before and "
+                "inside it")
+        .at_node(loop.name, loop.op);
+  }
   static std::vector<Value*> apply_rule(const Node& node, GradientContext& context) {
-    if (node.is("Loop") || node.is("Scan"))
-      context.refuse("how often it runs is not known, or too often to write each pass out: it is not differentiated",
-                     "give the inputs fixed sizes (--shape), a loop that counts and has no condition, or freeze the parameters before and "
-                     "inside it");
+    if (node.is("Loop") || node.is("Scan")) refuse_loop(node);
     if (!bodies(node).empty())
       context.refuse("its bodies are not differentiated", "unroll it, or freeze the parameters before and inside it");
+    for (const Value* v : node.inputs)  // a list that a loop makes: the loop is what stands in the way
+      if (v && v->type.kind == Type::Kind::sequence && v->producer && v->producer->is("Loop") && !has_rule(node)) refuse_loop(*v->producer);
     if (!has_rule(node))
       context.refuse("there is no gradient for this operator", "write it with other operators, or freeze the parameters before it");
     try {

@@ -17,6 +17,10 @@ struct Mesh {
       1;  // where there are two tensor axes, the second: tensor = tensor_x * tensor_y, and rank t of it is (t / tensor_y, t % tensor_y)
   int tensor_x() const { return tensor / tensor_y; }
   int size() const { return data * pipeline * tensor; }
+  int ranks_of(const std::string& axis) const {  // 0: there is no such axis
+    if (axis == "tensor_x" || axis == "tensor_y") return tensor_y == 1 ? 0 : axis == "tensor_x" ? tensor_x() : tensor_y;
+    return axis == "tensor" ? tensor : axis == "data" ? data : axis == "pipeline" ? pipeline : 0;
+  }
   // Ranks are row-major in the order data, pipeline, tensor, the last fastest.
   int rank(int d, int p, int t) const { return (d * pipeline + p) * tensor + t; }
 };
@@ -63,7 +67,8 @@ struct PlanOutput {
 // What ranks keep from step to step: a parameter, its gradient, what the optimizer keeps of it, running statistics. Graphs take it as the
 // input "state:NAME" and give its new value as the output "next:NAME".
 struct PlanState {
-  // One dimension in parts, one for each rank of the mesh axis.
+  // One dimension in parts, one for each rank of the mesh axis. Of two tensor axes all ranks together are the axis "tensor"; those along an
+  // axis that does not cut the dimension have the same part.
   struct Part {
     std::string axis;  // "tensor", "data"
     int dim = 0;

@@ -169,10 +169,12 @@ void check_declared(const Value& output, const BatchAxis& b, const MergeRule& de
         fmt::format("output '{}' is a {} over the batch, not what --merge {}={} says", output.name, is, output.name, declared.merge),
         fmt::format("use --merge {}={}", output.name, is), ErrorCode::usage)
         .at_node(b.mixed->node->name, b.mixed->node->op);
-  if (is.empty())
+  if (is.empty()) {
+    facts.unproved[output.name] = *b.mixed;
     facts.notes.push_back(
         fmt::format("output '{}' is merged by '{}' as declared; node '{}' ({}) mixes the samples in a way that does not prove it",
                     output.name, declared.merge, b.mixed->node->name, b.mixed->node->op));
+  }
   if (b.unknown_shape) throw mixed_error(output, *b.mixed);
 }
 

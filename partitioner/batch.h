@@ -60,14 +60,16 @@ struct BatchFacts {
   std::vector<std::pair<Value*, int>> inputs;        // the inputs that hold the batch, and their axes
   std::unordered_map<const Value*, BatchAxis> axes;  // only of values that depend on the batch
   std::map<std::string, MergeRule> outputs;          // how each output's parts come together
+  std::map<std::string, MixedCause> unproved;        // outputs whose merge was declared, and is neither proved nor disproved
   std::vector<std::string> notes;
   std::vector<std::function<void(BatchRewriter&)>> edits;  // what make_batch_symbolic does
 };
 
 // The batch axes of all values. `batch_axes` says the axis of inputs by name, -1: none; without it it is the first one, or where that mixes
-// samples, a later one whose size is open. `merges` says how outputs without a batch axis come together. The types of all values must have been inferred. Call it when the batch is to be divided: it throws an Error that names the
-// node when samples are mixed in an output, and an Error when no input has a batch. A file that is fixed at batch 1 has facts with batch 1,
-// every output merged by "same", and nothing else.
+// samples, a later one whose size is open. `merges` says how outputs without a batch axis come together. The types of all values must have
+// been inferred. Call it when the batch is to be divided: it throws an Error that names the node when samples are mixed in an output, and
+// an Error when no input has a batch. A file that is fixed at batch 1 has facts with batch 1, every output merged by "same", and nothing
+// else.
 BatchFacts analyse_batch(Model& model, const std::map<std::string, int>& batch_axes, const std::map<std::string, MergeRule>& merges);
 // Rewrites the model so that it takes any number of samples up to the one it was written for, and infers types again. Adds notes to the
 // model.

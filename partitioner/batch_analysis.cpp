@@ -10,10 +10,6 @@ namespace {
 
 const char* const kTorn = "samples are torn apart or interleaved by this change of shape";
 
-bool is_one_of(const Node& node, std::initializer_list<const char*> ops) {
-  return node.domain.empty() && std::any_of(ops.begin(), ops.end(), [&](const char* op) { return node.op == op; });
-}
-
 // Operands of size 1 along this dimension broadcast, so one row is as good as equal rows.
 bool broadcasts(const Node& node, const FactorRule& rule, size_t operand, size_t dim) {
   if (rule.inputs[operand][dim].size() != 1) return false;
@@ -119,6 +115,8 @@ bool BatchAnalysis::special(Node& node) {
   if (node.is("Gather")) return gather(node);
   if (node.is("GatherND")) return gather_nd(node);
   if (node.is("ScatterND")) return scatter_nd(node);
+  if (node.is("MaxPool")) return max_pool(node);
+  if (node.is("MaxUnpool")) return max_unpool(node);
   return sequence(node);
 }
 
@@ -165,7 +163,7 @@ BatchAnalysis::Place BatchAnalysis::common_place(Node& node, const FactorRule& r
 
 void BatchAnalysis::by_rule(Node& node, const FactorRule& rule, bool sizes_read) {
   for (Value* v : node.inputs)
-    if (!sizes_read && v && sized(v)) throw Mixing{"it computes with the size of the batch"};
+    if (!sizes_read && v && sized(v)) throw Mixing{"it computes with the size of the batch", "", !node.is("Cast")};
   if (!rule.unknown.empty()) throw Mixing{"the batch axis cannot be followed through it: " + rule.unknown};
   Place place = common_place(node, rule);
   refine_outputs(node, &rule);
@@ -352,6 +350,7 @@ void BatchAnalysis::carry_mixed(Node& node, const MixedCause& cause) {
   // A function of one partial result that is not linear is no partial result: the root of a mean, a sum plus a constant.
   bool bends = !linear && mixed_operands == 1 && (role_of(node) == Role::elementwise || reduces(node));
   if (cause.partial != "other" && (!linear || !same)) next.partial = bends && !cause.partial.empty() ? "other" : "";
+  if (node.is("Div") && first && is_sum(node.input(0)) && is_batch_size(node.input(1))) next.partial = "mean";
   auto shared = std::make_shared<const MixedCause>(std::move(next));
   for (Value* out : node.outputs) {
     if (!out) continue;
@@ -398,26 +397,6 @@ void BatchAnalysis::complete_types(Node& node) {
   if (auto shape = made_shape(node)) return set_shape(node.out(0), *shape);
   FactorRule rule = factor_rule(node);
   if (rule.unknown.empty()) refine_outputs(node, &rule);
-}
-
-// A number that all elements are below, where they are known to be at least 0: positions 0 to s - 1 are below s.
-std::optional<DimProduct> BatchAnalysis::below(const Value* value, int depth) {
-  if (!value || depth > 20) return std::nullopt;
-  if (value->constant) {
-    auto ints = value->constant->is_missing() ? std::nullopt : int_values(*value->constant);
-    if (!ints || ints->empty() || *std::min_element(ints->begin(), ints->end()) < 0) return std::nullopt;
-    return DimProduct(*std::max_element(ints->begin(), ints->end()) + 1);
-  }
-  const Node* node = value->producer;
-  if (!node) return std::nullopt;
-  if (node->is("Range")) {
-    auto start = contents(node->input(0)), limit = contents(node->input(1)), step = contents(node->input(2));
-    bool counts = start && limit && step && (*start)[0] == DimProduct(0) && (*step)[0] == DimProduct(1);
-    return counts ? std::optional(in_types((*limit)[0])) : std::nullopt;
-  }
-  if (is_one_of(*node, {"Unsqueeze", "Squeeze", "Reshape", "Flatten", "Expand", "Transpose", "Identity", "Cast", "Slice"}))
-    return below(node->input(0), depth + 1);
-  return std::nullopt;
 }
 
 void BatchAnalysis::name_dims(Value* value) {

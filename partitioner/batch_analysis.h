@@ -1,5 +1,7 @@
 // The analysis behind batch.h: one walk over the nodes in order, for one choice of batch inputs.
 #pragma once
+#include <algorithm>
+#include <initializer_list>
 #include <map>
 #include <optional>
 #include <set>
@@ -17,6 +19,10 @@ using Contents = std::vector<DimProduct>;  // elements of an integer tensor of r
 const DimProduct& batch_symbol();
 bool mentions_batch(const DimProduct& p);
 bool mentions_batch(const Contents& contents);
+
+inline bool is_one_of(const Node& node, std::initializer_list<const char*> ops) {
+  return node.domain.empty() && std::any_of(ops.begin(), ops.end(), [&](const char* op) { return node.op == op; });
+}
 
 // What a value that does not depend on the batch looks like along a dimension that meets the batch.
 struct RowPattern {
@@ -70,6 +76,8 @@ class BatchAnalysis {
   std::vector<SampleIndex> narrow_index(Node& node, size_t operand, size_t dim, const DimProduct& outer, const DimProduct& inner);
   bool keeps_sample_index(const Node& node, BatchAxis& result);
   std::optional<DimProduct> below(const Value* value, int depth = 0);  // a bound of a value that is at least 0
+  bool is_batch_size(const Value* value);
+  bool is_sum(const Value* value) const;  // over the samples
   void refine_outputs(Node& node, const FactorRule* rule);
   void set_shape(Value* value, const std::vector<DimProduct>& dims);
   void complete_types(Node& node);
@@ -93,6 +101,8 @@ class BatchAnalysis {
   bool gather_nd(Node& node);
   void take_samples(Node& node, const BatchAxis& data, size_t operand, size_t last_dim, size_t column, size_t out_dim);
   bool scatter_nd(Node& node);
+  bool max_pool(Node& node);
+  bool max_unpool(Node& node);
   bool sequence(Node& node);
   void branch(Node& node);
   void squeeze(Node& node);

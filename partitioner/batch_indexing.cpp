@@ -1,6 +1,7 @@
 // Operators that join and part tensors or pick elements by index, and control flow.
 #include <algorithm>
 
+#include "graph/passes/rewrite.h"
 #include "partitioner/batch_analysis.h"
 
 namespace fretsaw {
@@ -213,6 +214,38 @@ bool BatchAnalysis::scatter_nd(Node& node) {
   BatchAxis result;
   result.axis = static_cast<int>(column);
   axes[node.out(0)] = result;
+  return true;
+}
+
+// The places of maxima count over the whole tensor, so those of a part are others: nobody but a MaxUnpool may read them.
+bool BatchAnalysis::max_pool(Node& node) {
+  const Value* places = node.out(1);
+  const BatchAxis b = axis_of_value(node.input(0));
+  if (!places || b.axis != 0 || !b.outer.is_one() || !b.inner.is_one()) return false;
+  bool read = std::find(graph_.outputs.begin(), graph_.outputs.end(), places) != graph_.outputs.end();
+  for_each_graph(graph_, [&](const Graph& graph) {
+    for (const Node* user : graph.nodes)
+      for (size_t i = 0; i < user->inputs.size(); ++i) read |= user->inputs[i] == places && !(user->is("MaxUnpool") && i == 1);
+    read |= &graph != &graph_ && std::find(graph.outputs.begin(), graph.outputs.end(), places) != graph.outputs.end();
+  });
+  if (read) return false;
+  for (Value* out : node.outputs)
+    if (out) axes[out].axis = 0;
+  return true;
+}
+
+// What a MaxPool of the same samples found goes back to where it was, in images of the size that they had.
+bool BatchAnalysis::max_unpool(Node& node) {
+  const BatchAxis x = axis_of_value(node.input(0)), places = axis_of_value(node.input(1));
+  const Node* pool = node.input(1)->producer;
+  if (!x.holds_batch() || !places.holds_batch() || !pool || !pool->is("MaxPool") || node.input(2)) return false;
+  if (x.axis != 0 || !x.outer.is_one() || !x.inner.is_one()) return false;
+  const Value *before = pool->input(0), *after = node.out(0);
+  const bool known = before->type.shape && after->type.shape && before->type.shape->size() == after->type.shape->size();
+  if (!known || !std::equal(before->type.shape->begin() + 1, before->type.shape->end(), after->type.shape->begin() + 1)) {
+    throw Mixing{"its images are not known to be of the size that those of '" + pool->name + "' have"};
+  }
+  axes[node.out(0)].axis = 0;
   return true;
 }
 

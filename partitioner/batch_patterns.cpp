@@ -136,4 +136,48 @@ RowPattern BatchAnalysis::pattern(const Value* value, size_t dim, const DimProdu
   return patterns_[key] = find();
 }
 
+// A number that all elements are below, where they are known to be at least 0: positions 0 to s - 1 are below s.
+std::optional<DimProduct> BatchAnalysis::below(const Value* value, int depth) {
+  if (!value || depth > 20) return std::nullopt;
+  if (value->constant) {
+    auto ints = value->constant->is_missing() ? std::nullopt : int_values(*value->constant);
+    if (!ints || ints->empty() || *std::min_element(ints->begin(), ints->end()) < 0) return std::nullopt;
+    return DimProduct(*std::max_element(ints->begin(), ints->end()) + 1);
+  }
+  const Node* node = value->producer;
+  if (!node) return std::nullopt;
+  if (node->is("Range")) {
+    auto start = contents(node->input(0)), limit = contents(node->input(1)), step = contents(node->input(2));
+    bool counts = start && limit && step && (*start)[0] == DimProduct(0) && (*step)[0] == DimProduct(1);
+    return counts ? std::optional(in_types((*limit)[0])) : std::nullopt;
+  }
+  if (is_one_of(*node, {"ArgMax", "ArgMin"}) || (node->is("TopK") && value->output == 1)) {
+    const Value* x = node->input(0);
+    if (!x || !x->type.is_tensor() || !x->type.shape) return std::nullopt;
+    const auto rank = std::ssize(*x->type.shape);
+    int64_t axis = node->get_int("axis", node->is("TopK") ? -1 : 0);
+    if (axis < 0) axis += rank;
+    return axis >= 0 && axis < rank ? product_of((*x->type.shape)[static_cast<size_t>(axis)]) : std::nullopt;
+  }
+  if (is_one_of(*node, {"Unsqueeze", "Squeeze", "Reshape", "Flatten", "Expand", "Transpose", "Identity", "Cast", "Slice", "ReduceMax",
+                        "ReduceMin", "Gather"}))
+    return below(node->input(0), depth + 1);
+  return std::nullopt;
+}
+
+// The number of samples, or a multiple of it, as an exporter writes it: an integer, or that as a float.
+bool BatchAnalysis::is_batch_size(const Value* value) {
+  while (value && value->producer && is_one_of(*value->producer, {"Cast", "Identity", "Squeeze", "Unsqueeze", "Reshape"}) && !sized(value))
+    value = value->producer->input(0);
+  if (!value || !sized(value)) return false;
+  const Contents& sizes = contents_.at(value);
+  const auto times = sizes.size() == 1 ? quotient(sizes[0], batch_symbol()) : std::nullopt;
+  return times && !mentions_batch(*times);
+}
+
+bool BatchAnalysis::is_sum(const Value* value) const {
+  const auto found = axes.find(value);
+  return found != axes.end() && found->second.mixed && found->second.mixed->partial == "sum" && !found->second.holds_batch();
+}
+
 }  // namespace fretsaw

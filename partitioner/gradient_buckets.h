@@ -10,11 +10,11 @@ namespace fretsaw {
 
 // How the ranks add up a gradient. Those of one way may share an exchange.
 struct GradientExchange {
-  bool over_tensor = false;                                                       // tensor ranks hold parts of a sum
+  std::string over_tensor;                                                        // the axis whose ranks hold parts of a sum; "": none
   enum class OverData : uint8_t { none, all, parts } over_data = OverData::none;  // parts: each rank gets its own
   int dim = 0;                                                                    // of parts
   DType dtype = DType::float32;
-  bool is_needed() const { return over_tensor || over_data != OverData::none; }
+  bool is_needed() const { return !over_tensor.empty() || over_data != OverData::none; }
   auto operator<=>(const GradientExchange&) const = default;
 };
 

@@ -50,7 +50,6 @@ void check_options(const PartitionOptions& o, const TrainingOptions& t) {
   const auto wrong = [](const std::string& what, const std::string& hint) { throw Error(what, hint, ErrorCode::usage); };
   if (t.recompute != "none" && t.recompute != "all" && t.recompute != "auto")
     wrong("--recompute " + t.recompute + " is none of none, all, auto", "see `fretsaw train --help`");
-  if (o.mesh.tensor_y > 1) wrong("training takes one tensor axis", "use tensor=N");
   if (o.mesh.data < 1 || o.mesh.pipeline < 1 || o.mesh.tensor < 1 || o.micro_batches < 1)
     wrong("a mesh axis or the number of micro-batches is below 1", "use at least 1");
   if (t.chunks < 1) wrong("there are no chunks", "use at least 1");
@@ -95,10 +94,17 @@ class TrainingPartitioner {
     source_ = clone(model_);
     set_input_shapes(model_, options_.shapes);
     whole_inputs_ = static_inputs(graph());
+    const std::set<std::string> frozen = frozen_running_means(graph());
     batch_norms_for_inference(graph());  // batches are divided as there: what training mixes is seen to afterwards
     run_passes(model_, training_passes());
     infer_shapes(model_);
+    frozen_statistics_ = write_frozen_batch_norms(model_, frozen);
+    const auto kept = std::count_if(frozen.begin(), frozen.end(), [&](const std::string& mean) { return initializers_.contains(mean); });
+    if (kept > 0)
+      plan().notes.push_back(fmt::format("{} BatchNormalization{} not in training in the file, unlike others: {} as in inference", kept,
+                                         kept == 1 ? " is" : "s are", kept == 1 ? "it stays" : "they stay"));
     graph().outputs = {loss_output(graph(), training_.loss)};  // how others come together from parts of a batch is nobody's concern
+    own_loss_ = split_own_loss(graph(), training_.loss);
     find_settings();
     const SampleDims samples = find_batch();
     if (count_draws(model_, std::string(kStateInput) + kRandomCounter, samples)) {
@@ -112,7 +118,7 @@ class TrainingPartitioner {
     const int norm_ranks = training_.sync_batch_norm ? options_.mesh.data : 1;
     statistics_ = train_batch_norms(model_, norm_ranks);
     note_idle_options();
-    loss_ = append_loss(model_, training_.loss, {}, options_.mesh.tensor > 1 ? LossForm::operators : LossForm::rows);
+    loss_ = append_loss(model_, training_.loss, own_loss_, options_.mesh.tensor > 1 ? LossForm::operators : LossForm::rows);
     if (loss_.target) job_.batch_axes[loss_.target->name] = target_axis_, result_.target = loss_.target->name;
     result_.loss_sum = loss_.sum->name, result_.loss_count = loss_.count->name;
     graph().outputs = {loss_.sum, loss_.count};
@@ -156,13 +162,19 @@ class TrainingPartitioner {
   // How the parts of an output that is itself the loss come together.
   std::map<std::string, MergeRule> loss_merge(LossSpec::Reduction reduction) {
     if (training_.loss.kind != LossSpec::Kind::output) return {};
-    return {{graph().outputs[0]->name, {reduction == LossSpec::Reduction::mean ? "mean" : "sum", 0}}};
+    return {{graph().outputs[0]->name, {reduction == LossSpec::Reduction::mean && !own_loss_.targets ? "mean" : "sum", 0}}};
+  }
+  // What is only said of a loss is not enough: another number would be trained than the model's.
+  static BatchFacts with_proof(BatchFacts facts) {
+    if (facts.unproved.empty()) return facts;
+    const MixedCause& cause = facts.unproved.begin()->second;
+    throw Error(cause.why).at_node(cause.node->name, cause.node->op);
   }
   BatchFacts facts_of_parts() {
     using Reduction = LossSpec::Reduction;
     const Reduction reduction = training_.loss.reduction;
     try {
-      return analyse_batch(model_, options_.batch_axes, loss_merge(reduction));
+      return with_proof(analyse_batch(model_, options_.batch_axes, loss_merge(reduction)));
     } catch (const Error& e) {
       const std::string whole = "train with one data rank and one micro-batch", &name = graph().outputs[0]->name;
       if (training_.loss.kind != LossSpec::Kind::output) throw Error(e.problem(), whole).at_node(e.node(), e.op());
@@ -170,7 +182,7 @@ class TrainingPartitioner {
       const std::string said = is_mean ? "mean" : "sum", other = is_mean ? "sum" : "mean";
       try {
         Model copy = clone(model_);
-        analyse_batch(copy, options_.batch_axes, loss_merge(is_mean ? Reduction::sum : Reduction::mean));
+        with_proof(analyse_batch(copy, options_.batch_axes, loss_merge(is_mean ? Reduction::sum : Reduction::mean)));
       } catch (const Error&) {
         throw Error(
             fmt::format("the loss '{}' can't be made from parts of the batch: it is not proved to be a {} over samples", name, said), whole)
@@ -231,7 +243,7 @@ class TrainingPartitioner {
     fuse_trained_attention(model_, options);
   }
   bool may_learn(const Value& v) const {
-    return initializers_.contains(v.name) && is_float(v.type.dtype) && !is_left_setting(v) &&
+    return initializers_.contains(v.name) && !frozen_statistics_.contains(v.name) && is_float(v.type.dtype) && !is_left_setting(v) &&
            (training_.train.empty() || matches_any(training_.train, v.name)) && !matches_any(training_.freeze, v.name);
   }
   // Scalars that say what an operator does, as exporters write them: exponents of Pow and bounds of Clip. They learn where --train names
@@ -312,15 +324,21 @@ class TrainingPartitioner {
 
   // The forward graph of each tensor rank.
   void divide_over_tensor_ranks() {
+    OuterParts outer;
     if (options_.mesh.tensor > 1) {
       infer_shapes(model_, {.name_unknown = true});
       ShardOptions wanted;
-      wanted.ranks = options_.mesh.tensor;
+      wanted.ranks = options_.mesh.tensor_x(), wanted.second = options_.mesh.tensor_y;
+      wanted.sized = [&](const Model& part) {
+        std::vector<std::string> said_before;
+        return at_likely_sizes(part, facts_, whole_inputs_, parts_of_batch(), said_before);
+      };
       wanted.target = job_.target;
       wanted.pins = options_.pins;
       const Model sized = at_likely_sizes(model_, facts_, whole_inputs_, parts_of_batch(), plan().notes);
       ShardedModel sharded = shard(model_, *sized.graph, wanted);
       locals_ = std::move(sharded.models);
+      outer = std::move(sharded.outer_parts);
       plan().shardings = std::move(sharded.shardings);
       plan().notes.insert(plan().notes.end(), sharded.pin_notes.begin(), sharded.pin_notes.end());
       plan().notes.insert(plan().notes.end(), sharded.notes.begin(), sharded.notes.end());
@@ -331,7 +349,7 @@ class TrainingPartitioner {
     for (Model& local : locals_) graphs.push_back(local.graph.get());
     std::vector<std::string> names = job_.parameters, whole;
     for (const TrainedStatistic& one : job_.statistics) names.push_back(one.name), whole.push_back(one.name);
-    SettledStates settled = settle_states(graphs, graph(), names, whole);
+    SettledStates settled = settle_states({graphs, options_.mesh.tensor_y, outer}, graph(), names, whole);
     job_.layouts = std::move(settled.layouts);
     values_ = std::move(settled.values);
   }
@@ -414,6 +432,8 @@ class TrainingPartitioner {
   std::map<std::string, Dims> whole_inputs_;
   BatchFacts facts_;
   int target_axis_ = 0;  // of the batch
+  LossBatch own_loss_;
+  std::set<std::string> frozen_statistics_;  // of BatchNormalizations that stay as in inference
   LossValues loss_;
   std::vector<RunningStatistic> statistics_;
   std::vector<Model> locals_;        // of each tensor rank

@@ -52,9 +52,7 @@ struct TrainingJob {
 
   // What a rank keeps of a parameter, or of what goes with it; with_data: where that is divided over the data ranks.
   std::vector<PlanState::Part> parts_of(const std::string& parameter, bool with_data) const {
-    std::vector<PlanState::Part> parts;
-    const StateLayout& layout = layouts.at(parameter);
-    if (layout.kind == StateLayout::Kind::cut) parts.push_back({"tensor", layout.dim, layout.cut});
+    std::vector<PlanState::Part> parts = layouts.at(parameter).parts;
     if (const auto part = data.find(parameter); with_data && part != data.end()) parts.push_back(part->second);
     return parts;
   }

@@ -63,13 +63,12 @@ class StepGraphWriter {
 
   // What may be added up together: gradients of one type whose parts lie on the same axes.
   struct Over {
-    bool tensor = false, data = false;
+    std::string tensor;  // the axis; "": none
+    bool data = false;
     DType dtype = DType::float32;
     auto operator<=>(const Over&) const = default;
   };
-  Over squares_over(const std::string& name) const {
-    return {job_.layouts.at(name).kind == StateLayout::Kind::cut, is_divided(name), job_.types.at(name).dtype};
-  }
+  Over squares_over(const std::string& name) const { return {job_.layouts.at(name).cut_over, is_divided(name), job_.types.at(name).dtype}; }
 
   // Sums gradients over the ranks that found parts of them, and leaves the sum of their squares over all ranks but those of other stages.
   Model reduce_model(const std::vector<std::string>& own, int tensor) const {
@@ -84,7 +83,7 @@ class StepGraphWriter {
     std::vector<Value*> sums;
     for (const auto& [over, values] : squares) {
       Value* sum = g.add_node("SquaredSum", values, {g.fresh_name("squares")}, {}, kCommunicationDomain)->outputs[0];
-      if (over.tensor) sum = all_reduce(g, sum, "tensor", g.fresh_name("squares"));
+      if (!over.tensor.empty()) sum = all_reduce(g, sum, over.tensor, g.fresh_name("squares"));
       if (over.data) sum = all_reduce(g, sum, "data", g.fresh_name("squares"));
       sums.push_back(sum);
     }
@@ -99,7 +98,7 @@ class StepGraphWriter {
     using OverData = GradientExchange::OverData;
     const bool divided = is_divided(name), scatters = job_.training.zero == 1 && divided;
     ReducedGradient g{name, scatters ? gradient_sum_of(name) : gradient_of(name), {}, 0};
-    g.exchange.over_tensor = job_.options.mesh.tensor > 1 && job_.layouts.at(name).kind == StateLayout::Kind::whole;
+    g.exchange.over_tensor = job_.layouts.at(name).alike_over;
     if (scatters)
       g.exchange.over_data = OverData::parts, g.exchange.dim = job_.data.at(name).dim;
     else if (job_.options.mesh.data > 1 && !arrives_divided(name))
@@ -138,7 +137,8 @@ class StepGraphWriter {
       for (const ReducedGradient& one : bucket.gradients) names.push_back(g.fresh_name(of + one.parameter));
       values = g.add_node(op, values, names, std::move(attributes), kCommunicationDomain)->outputs;
     };
-    if (bucket.exchange.over_tensor) add("AllReduce", "of_tensor_ranks:", over_axis("tensor"));
+    const std::string& tensor = bucket.exchange.over_tensor;
+    if (!tensor.empty()) add("AllReduce", "of_tensor_ranks:", over_axis(tensor));
     if (bucket.exchange.over_data == GradientExchange::OverData::all) add("AllReduce", "of_data_ranks:", over_axis("data"));
     if (bucket.exchange.over_data == GradientExchange::OverData::parts) {
       std::vector<Attribute> attributes = over_data(bucket.gradients.front().parameter);
@@ -148,7 +148,7 @@ class StepGraphWriter {
     return values;
   }
   std::vector<Attribute> over_axis(const std::string& axis) const {
-    return {{"axis", axis}, {"group_size", int64_t{axis == "data" ? job_.options.mesh.data : job_.options.mesh.tensor}}};
+    return {{"axis", axis}, {"group_size", int64_t{job_.options.mesh.ranks_of(axis)}}};
   }
   Value* all_reduce(Graph& g, Value* value, const std::string& axis, const std::string& name) const {
     return g.add_node("AllReduce", {value}, {name}, over_axis(axis), kCommunicationDomain)->outputs[0];
@@ -165,7 +165,8 @@ class StepGraphWriter {
     for (const std::string& name : own) {
       TrainedParameter& p = trained.emplace_back();
       p.name = name, p.type = type_of(name, true, tensor), p.gradient = p.type.dtype;
-      if (job_.layouts.at(name).kind == StateLayout::Kind::cut) p.cut_over.emplace_back("tensor", job_.options.mesh.tensor);
+      if (const std::string& axis = job_.layouts.at(name).cut_over; !axis.empty())
+        p.cut_over.emplace_back(axis, job_.options.mesh.ranks_of(axis));
       if (is_divided(name)) p.cut_over.emplace_back("data", job_.options.mesh.data);
       if (const auto copy = job_.copies.find(name); copy != job_.copies.end()) p.copy = copy->second;
     }

@@ -47,7 +47,7 @@ class CollectiveCounts {
   void agree_to_repeat(RankContext& rank) const;
 
  private:
-  std::array<int64_t, 4> calls_{};  // by group: a mesh has four axes at most
+  std::array<int64_t, 5> calls_{};  // by group: data, pipeline, and of tensor axes both and all of their ranks
   std::vector<CommunicationCount> communication_;
 };
 

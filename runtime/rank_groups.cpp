@@ -6,7 +6,8 @@
 
 namespace fretsaw {
 
-// Ranks that differ in their coordinate on one axis alone are a group. Every rank of the world must come.
+// Ranks that differ in their coordinate on one axis alone are a group; where plans with two tensor axes train, so are all tensor ranks.
+// Every rank of the world must come.
 void Rank::join_groups(Communicator& world) {
   const Mesh& mesh = plan_->mesh;
   const auto join_in = [&](RankContext& context, const char* axis, int size, int colour) {
@@ -16,19 +17,23 @@ void Rank::join_groups(Communicator& world) {
     std::unique_lock lock(groups_mutex_);
     context.groups.push_back(std::move(group));
   };
+  const auto join_tensor = [&](RankContext& context) {
+    if (mesh.tensor_y == 1 || !plan_->states.empty()) join_in(context, "tensor", mesh.tensor, mesh.rank(data_, pipeline_, 0));
+    if (mesh.tensor_y == 1) return;
+    const int x = tensor_ / mesh.tensor_y, y = tensor_ % mesh.tensor_y;
+    join_in(context, "tensor_x", mesh.tensor_x(), mesh.rank(data_, pipeline_, y));
+    join_in(context, "tensor_y", mesh.tensor_y, mesh.rank(data_, pipeline_, x * mesh.tensor_y));
+  };
   if (reduces_beside_) {
     RankContext none;  // of a rank that reduces nothing, and comes because all must
     RankContext& context = reduction_ ? reduction_->context() : none;
     join_in(context, "data", mesh.data, mesh.rank(0, pipeline_, tensor_));
-    join_in(context, "tensor", mesh.tensor, mesh.rank(data_, pipeline_, 0));
+    join_tensor(context);
   }
   const auto join = [&](const char* axis, int size, int colour) { join_in(context_, axis, size, colour); };
   join("data", mesh.data, mesh.rank(0, pipeline_, tensor_));
   join("pipeline", mesh.pipeline, mesh.rank(data_, 0, tensor_));
-  if (mesh.tensor_y == 1) return join("tensor", mesh.tensor, mesh.rank(data_, pipeline_, 0));
-  const int x = tensor_ / mesh.tensor_y, y = tensor_ % mesh.tensor_y;
-  join("tensor_x", mesh.tensor_x(), mesh.rank(data_, pipeline_, y));
-  join("tensor_y", mesh.tensor_y, mesh.rank(data_, pipeline_, x * mesh.tensor_y));
+  join_tensor(context_);
 }
 
 void Rank::leave_groups() {

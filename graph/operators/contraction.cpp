@@ -1,6 +1,7 @@
 // MatMul and its relatives, Gemm, Einsum.
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "graph/operators/einsum_equation.h"
 #include "graph/operators/gradient_rules.h"
@@ -132,11 +133,18 @@ FactorRule einsum_factors(const Node& node) {
     dots = std::max(dots, rule.rank(i) - named);
   }
   std::string result = e.result.before + e.result.after;
+  std::set<std::string> diagonal;  // labels that stand twice in a term: their dimensions are given whole
+  for (const EinsumTerm& t : e.terms) {
+    const std::string labels = t.before + t.after;
+    for (char c : labels)
+      if (std::count(labels.begin(), labels.end(), c) > 1) diagonal.insert(std::string(1, c));
+  }
   std::map<std::string, int> factors;  // by label; "...0" for the ellipsis
   // An operand's dimension of 1 broadcasts, so the factor is made from the first operand where it is not 1.
   auto place = [&](size_t operand, size_t d, const std::string& label, bool parallel) {
     const Dim& size = rule.dim(operand, d);
     if (size.value == 1) return;
+    if (diagonal.count(label)) return rule.in(operand, d, rule.whole(size, label + std::to_string(operand) + std::to_string(d)));
     auto [it, fresh] = factors.emplace(label, -1);
     if (fresh)
       it->second = rule.add(size, parallel ? Kind::parallel : Kind::sum, label);
@@ -147,8 +155,6 @@ FactorRule einsum_factors(const Node& node) {
   for (size_t i = 0; i < e.terms.size(); ++i) {
     const EinsumTerm& t = e.terms[i];
     std::string labels = t.before + t.after;
-    for (char c : labels)
-      if (std::count(labels.begin(), labels.end(), c) > 1) throw NoRule{"its equation takes a diagonal"};
     size_t mine = rule.rank(i) - labels.size();
     for (size_t d = 0; d < rule.rank(i); ++d) {
       if (d < t.before.size())
@@ -167,6 +173,8 @@ FactorRule einsum_factors(const Node& node) {
   auto put = [&](const std::string& label) {
     auto it = factors.find(label);
     if (it != factors.end()) rule.out(0, o, it->second);
+    const Shape* y = diagonal.count(label) ? rule.output_shape(0) : nullptr;
+    if (diagonal.count(label) && !(y && (*y)[o].value == 1)) rule.out(0, o, rule.whole(y ? (*y)[o] : Dim(), label));
     ++o;
   };
   for (char c : e.result.before) put(std::string(1, c));

@@ -122,11 +122,31 @@ std::string labels_of(const EinsumTerm& t) {
 }
 
 // The gradient of operand i: an Einsum of g and the other operands. Labels that operand i alone has were summed: g is the same along them.
+// Of an operand whose labels repeat the diagonal takes part: that gets the gradient, and the rest of the operand 0.
 class EinsumGradient {
  public:
-  EinsumGradient(GradientContext& c, const EinsumEquation& e, size_t i) : c_(c), e_(e), i_(i), mine_(e.terms[i]) {}
+  EinsumGradient(GradientContext& c, const EinsumEquation& e, size_t i)
+      : c_(c), e_(e), i_(i), mine_(e.terms[i]), operand_(c.input(i)), own_(c.shape(operand_)) {}
 
   Value* make() {
+    const EinsumTerm whole = mine_;
+    mine_ = {unique(whole.before, ""), unique(whole.after, whole.before), whole.ellipsis};
+    const bool diagonal = labels_of(mine_).size() < labels_of(whole).size();
+    std::optional<Shape> of_diagonal;
+    if (diagonal) {
+      const Shape& known = c_.known_shape(operand_);
+      of_diagonal = einsum_shape({{whole}, mine_}, {&known});
+      if (!of_diagonal) c_.refuse("its equation does not fit the ranks");
+      operand_ = c_.add("Einsum", {operand_}, {{"equation", text_of(whole) + "->" + text_of(mine_)}});
+      operand_->type.shape = of_diagonal;
+      own_ = &*of_diagonal;
+    }
+    Value* made = of_operand();
+    return diagonal ? along_diagonal(made, whole) : made;
+  }
+
+ private:
+  Value* of_operand() {
     check();
     EinsumEquation product = {{e_.result}, {}};
     std::string inputs = text_of(e_.result);
@@ -142,19 +162,49 @@ class EinsumGradient {
     EinsumTerm& to = product.result;
     to = {shared(mine_.before, inputs), shared(mine_.after, inputs), inputs.find("...") != std::string::npos};
     if (!mine_.ellipsis) std::swap(to.before, to.after);  // what others broadcast stands in front, and is summed
-    if (to.ellipsis) check_ellipsis(to);
+    if (to.ellipsis) check_ellipsis();
     Value* made = c_.add("Einsum", operands, {{"equation", inputs + "->" + text_of(to)}});
     std::optional<Shape> has = einsum_shape(product, shapes);
     made = spread(made, inputs, to.ellipsis, has);
-    return c_.sum_to(made, has ? &*has : nullptr, c_.input(i_));
+    return c_.sum_to(made, has ? &*has : nullptr, operand_);
   }
 
- private:
+  // The first of each label, of those that `before` does not have.
+  static std::string unique(const std::string& labels, const std::string& before) {
+    std::string found;
+    for (char label : labels)
+      if (before.find(label) == std::string::npos && found.find(label) == std::string::npos) found += label;
+    return found;
+  }
+
+  // The numbers 0, 1, ... along dimension `at` of `rank`.
+  Value* places(Value* like, size_t at, size_t rank) {
+    std::vector<int64_t> shape(rank, 1);
+    shape[at] = -1;
+    Value* end = c_.add("Squeeze", {c_.size_value(like, static_cast<int64_t>(at)), c_.integers({0})});
+    return c_.add("Reshape", {c_.add("Range", {c_.integer(0), end, c_.integer(1)}, {}, DType::int64), c_.integers(shape)});
+  }
+
+  // The gradient of the diagonal in its place.
+  Value* along_diagonal(Value* gradient, const EinsumTerm& whole) {
+    Value* operand = c_.input(i_);
+    const std::string labels = labels_of(whole);
+    const size_t rank = c_.rank(operand), dots = rank - labels.size();
+    const auto dim = [&](size_t k) { return k < whole.before.size() ? k : k + dots; };
+    std::vector<int64_t> repeated;
+    Value* on = nullptr;
+    for (size_t k = 0; k < labels.size(); ++k) {
+      const size_t first = labels.find(labels[k]);
+      if (first == k) continue;
+      repeated.push_back(static_cast<int64_t>(dim(k)));
+      Value* same = c_.add("Equal", {places(operand, dim(first), rank), places(operand, dim(k), rank)}, {}, DType::boolean);
+      on = on ? c_.add("And", {on, same}, {}, DType::boolean) : same;
+    }
+    const Term g(c_, c_.add("Unsqueeze", {gradient, c_.integers(repeated)}));
+    return where({&c_, on}, g, 0);
+  }
+
   void check() const {
-    std::string labels = labels_of(mine_);
-    std::sort(labels.begin(), labels.end());
-    if (std::adjacent_find(labels.begin(), labels.end()) != labels.end())
-      c_.refuse("there is no gradient for an equation that takes a diagonal");
     const bool any = std::any_of(e_.terms.begin(), e_.terms.end(), [](const EinsumTerm& t) { return t.ellipsis; });
     if (any && !e_.result.ellipsis) c_.refuse("there is no gradient for an equation that sums over an ellipsis");
   }
@@ -166,10 +216,10 @@ class EinsumGradient {
     return found;
   }
 
-  void check_ellipsis(const EinsumTerm& to) const {
-    const size_t dots = c_.rank(c_.output(0)) - labels_of(e_.result).size(), own_dots = c_.rank(c_.input(i_)) - labels_of(mine_).size();
-    const bool narrower = labels_of(to).size() < labels_of(mine_).size();
-    if ((own_dots < dots && !to.before.empty()) || narrower)
+  void check_ellipsis() const {
+    const size_t dots = c_.rank(c_.output(0)) - labels_of(e_.result).size(),
+                 own_dots = (own_ ? own_->size() : c_.rank(operand_)) - labels_of(mine_).size();
+    if (own_dots < dots && mine_.ellipsis && !mine_.before.empty())
       c_.refuse("there is no gradient for an ellipsis that broadcasts inside an operand");
   }
 
@@ -179,29 +229,35 @@ class EinsumGradient {
     std::vector<int64_t> alone;
     bool expands = false;
     const std::string labels = labels_of(mine_);
-    const Shape* own = c_.shape(c_.input(i_));
-    const size_t dots = own ? own->size() - labels.size() : 0;
+    const auto is_alone = [&](char label) { return inputs.find(label) == std::string::npos; };
+    const size_t dots = own_ ? own_->size() - labels.size() : 0;
     for (size_t d = 0; d < labels.size(); ++d) {
-      const Dim mine = own ? (*own)[d < mine_.before.size() ? d : d + dots] : Dim();
-      if (inputs.find(labels[d]) == std::string::npos) {
-        alone.push_back(static_cast<int64_t>(d));
-        if (has) has->insert(has->begin() + static_cast<int64_t>(d), mine);
+      const Dim mine = own_ ? (*own_)[d < mine_.before.size() ? d : d + dots] : Dim();
+      // Its place: from the front, or behind the ellipsis from the end, where later labels that are alone are still to come.
+      const bool in_front = d < mine_.before.size() && (mine_.ellipsis || !ellipsis);
+      const size_t later = labels.size() - d - 1;
+      const auto shared_later =
+          later - static_cast<size_t>(std::count_if(labels.end() - static_cast<int64_t>(later), labels.end(), is_alone));
+      if (is_alone(labels[d])) {
+        alone.push_back(in_front ? static_cast<int64_t>(d) : -static_cast<int64_t>(later) - 1);
+        if (has) has->insert(has->begin() + static_cast<int64_t>(in_front ? d : has->size() - shared_later), mine);
       } else if (labels_of(e_.result).find(labels[d]) == std::string::npos && has && mine.value != 1) {
-        const bool in_front = d < mine_.before.size() && (mine_.ellipsis || !ellipsis);
-        Dim& size = (*has)[in_front ? d : has->size() - (labels.size() - d)];  // with an ellipsis no label is alone
+        Dim& size = (*has)[in_front ? d : has->size() - shared_later - 1];
         if (same_known(size, mine) || size.value > 1) continue;
         expands = true;
         size = size.value == 1 || mine.known() ? mine : Dim();
       }
     }
     if (!alone.empty()) product = c_.add("Unsqueeze", {product, c_.integers(alone)});
-    return expands || !alone.empty() ? c_.expand_like(product, c_.input(i_)) : product;
+    return expands || !alone.empty() ? c_.expand_like(product, operand_) : product;
   }
 
   GradientContext& c_;
   const EinsumEquation& e_;
   size_t i_;
-  const EinsumTerm& mine_;
+  EinsumTerm mine_;  // of the operand, or its diagonal
+  Value* operand_;
+  const Shape* own_;  // its shape
 };
 
 std::vector<Value*> einsum_gradient(GradientContext& c) {

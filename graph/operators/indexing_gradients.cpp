@@ -20,26 +20,67 @@ std::vector<Attribute> adding(GradientContext& c) {
 }
 
 // The gradient added up in zeros, in float32 at least: a sum of many in 16 bits comes to a stop.
-Value* added_up(GradientContext& c, const char* scatter, const std::vector<Attribute>& attributes) {
+Value* added_up(GradientContext& c, const char* scatter, Value* indices, const std::vector<Attribute>& attributes) {
   const auto formula = [&](const Term& g) {
-    return g.made(scatter, {c.zeros_like(c.input(0), g.value->type.dtype), c.input(1), g}, attributes);
+    return g.made(scatter, {c.zeros_like(c.input(0), g.value->type.dtype), indices, g}, attributes);
   };
   return in_float32(formula, Term(c, c.of_output()));
 }
 
 std::vector<Value*> gather_elements_gradient(GradientContext& c) {
-  return only_first(c, added_up(c, "ScatterElements", adding(c)));
+  return only_first(c, added_up(c, "ScatterElements", c.input(1), adding(c)));
+}
+
+// The indices of a GatherND with the places along its batch dimensions written in front of each tuple.
+Value* whole_tuples(GradientContext& c) {
+  Value* indices = c.input(1);
+  const int64_t batches = c.node().get_int("batch_dims", 0);
+  if (batches == 0) return indices;
+  const size_t rank = c.rank(indices);
+  const std::vector<Attribute> all_but_last = {{"start", int64_t{0}}, {"end", int64_t{-1}}};
+  Value* rows = c.add("Concat", {c.add("Shape", {indices}, all_but_last, DType::int64), c.integers({1})}, {{"axis", int64_t{0}}});
+  std::vector<Value*> columns;
+  for (int64_t d = 0; d < batches; ++d) {
+    std::vector<int64_t> along(rank, 1);
+    along[static_cast<size_t>(d)] = -1;
+    Value* end = c.add("Squeeze", {c.size_value(indices, d), c.integers({0})});
+    Value* places = c.add("Range", {c.integer(0), end, c.integer(1)}, {}, DType::int64);
+    columns.push_back(c.add("Expand", {c.add("Reshape", {places, c.integers(along)}), rows}));
+  }
+  columns.push_back(indices);
+  return c.add("Concat", columns, {{"axis", int64_t{-1}}});
 }
 
 std::vector<Value*> gather_nd_gradient(GradientContext& c) {
-  if (c.node().get_int("batch_dims", 0) != 0) c.refuse("there is no gradient for batch_dims", "write the batch into the indices");
-  return only_first(c, added_up(c, "ScatterND", {{"reduction", std::string("add")}}));
+  return only_first(c, added_up(c, "ScatterND", whole_tuples(c), {{"reduction", std::string("add")}}));
+}
+
+// The largest or smallest of the data and its updates: the gradient goes to those that are, in equal parts.
+std::vector<Value*> scatter_extreme_gradient(GradientContext& c, const char* scatter, const char* gather) {
+  Value* indices = c.input(1);
+  const std::vector<Attribute> axis = c.attributes({"axis"});
+  std::vector<Attribute> add = axis;
+  add.push_back({"reduction", std::string("add")});
+  const auto shares = [&](const Term& g, const Term& data, const Term& updates, const Term& y) {
+    const Term there = y.made(gather, {y, indices}, axis);
+    const Term kept = as_number(data == y, g), taken = as_number(updates == there, g);
+    const Term part = g / kept.made(scatter, {kept, indices, taken}, add);
+    return std::pair(part * kept, part.made(gather, {part, indices}, axis) * taken);
+  };
+  std::vector<Value*> found = c.none();
+  const DType type = c.of_output()->type.dtype, wide = bits_of(type) < 32 ? DType::float32 : type;
+  const auto widened = [&](Value* x) { return cast_to(wide, Term(c, x)); };
+  const auto [of_data, of_updates] = shares(widened(c.of_output()), widened(c.input(0)), widened(c.input(2)), widened(c.output(0)));
+  if (c.wants(0)) found[0] = cast_to(type, of_data);
+  if (c.wants(2)) found[2] = cast_to(type, of_updates);
+  return found;
 }
 
 // The data, overwritten or added to by the updates. Of updates to one place the last stays, but all get the gradient, as in PyTorch.
 std::vector<Value*> scatter_gradient(GradientContext& c, const char* scatter, const char* gather) {
   std::vector<Value*> found = c.none();
   const std::string reduction = c.node().get_string("reduction", "none");
+  if (reduction == "max" || reduction == "min") return scatter_extreme_gradient(c, scatter, gather);
   if (reduction != "none" && reduction != "add") c.refuse("there is no gradient for the reduction '" + reduction + "'");
   Value *g = c.of_output(), *indices = c.input(1);
   if (c.wants(0)) found[0] = reduction == "add" ? g : c.add(scatter, {g, indices, c.zeros_like(c.input(2))}, c.attributes({"axis"}));

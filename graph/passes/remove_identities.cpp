@@ -24,6 +24,10 @@ bool hands_through(const Node& node, const ElementTypes& types, const std::optio
     DType from = types.of(node.inputs[0]);
     return from != DType::undefined && static_cast<int64_t>(from) == node.get_int("to", 0);
   }
+  if (node.is("CastLike") && node.input(1)) {
+    DType from = types.of(node.inputs[0]);
+    return from != DType::undefined && from == types.of(node.inputs[1]);
+  }
   return false;
 }
 

@@ -84,7 +84,7 @@ Result same(const Inputs& in) {
 
 Result cast(const Inputs& in) {
   const Elements* e = in(0);
-  auto to = static_cast<DType>(in.node.get_int("to", 0));
+  const DType to = in.node.is("CastLike") ? in.node.out(0)->type.dtype : static_cast<DType>(in.node.get_int("to", 0));
   if (!e) return std::nullopt;
   if (to == DType::int64 || to == DType::int32) return *e;
   if (to != DType::boolean || !all_known(*e)) return std::nullopt;
@@ -337,6 +337,7 @@ const std::unordered_map<std::string, Result (*)(const Inputs&)>& rules() {
                                                                                    {"Size", size},
                                                                                    {"Identity", same},
                                                                                    {"Cast", cast},
+                                                                                   {"CastLike", cast},
                                                                                    {"Gather", gather},
                                                                                    {"Concat", concat},
                                                                                    {"Slice", slice},
@@ -375,8 +376,8 @@ const std::unordered_map<std::string, Result (*)(const Inputs&)>& rules() {
 
 // Operators whose rule holds for elements in more than one dimension too.
 bool any_rank(const std::string& op) {
-  static const std::unordered_set<std::string> ops = {"Identity", "Cast",    "Unsqueeze", "Squeeze",
-                                                      "Reshape",  "Flatten", "Slice",     "Transpose"};
+  static const std::unordered_set<std::string> ops = {"Identity", "Cast",    "CastLike", "Unsqueeze", "Squeeze",
+                                                      "Reshape",  "Flatten", "Slice",    "Transpose"};
   return ops.contains(op);
 }
 

@@ -2,7 +2,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
+#include <initializer_list>
 #include <optional>
+#include <unordered_map>
 
 #include "graph/passes.h"
 #include "graph/passes/rewrite.h"
@@ -36,6 +39,58 @@ bool stays_true(const Value* condition, const Value* given) {
   if (by->is("And")) return operand(0) && operand(1);
   return (by->is("Identity") || by->is("Cast")) && operand(0);
 }
+
+// The numbers of one pass of a loop that counts by itself, as `while` is written: what its body makes of them.
+class PassNumbers {
+ public:
+  // `outer`: what is known of a value that is not the body's, or of a constant.
+  using Outer = std::function<std::optional<int64_t>(const Value*)>;
+  explicit PassNumbers(Outer outer) : outer_(std::move(outer)) {}
+
+  void set(const Value* value, std::optional<int64_t> number) { numbers_[value] = number; }
+  std::optional<int64_t> of(const Value* value) {
+    if (!value) return std::nullopt;
+    if (const auto found = numbers_.find(value); found != numbers_.end()) return found->second;
+    std::optional<int64_t> number = outer_(value);
+    if (!number && value->producer && value->output == 0) number = made_by(*value->producer);
+    numbers_[value] = number;
+    return number;
+  }
+
+ private:
+  std::optional<int64_t> made_by(const Node& node) {
+    const auto any_of = [&](std::initializer_list<const char*> ops) {
+      return node.domain.empty() && std::any_of(ops.begin(), ops.end(), [&](const char* op) { return node.op == op; });
+    };
+    const DType type = node.outputs[0]->type.dtype;
+    if (is_float(type)) return std::nullopt;
+    if (any_of({"Identity", "Reshape", "Squeeze", "Unsqueeze"})) return of(node.input(0));
+    if (any_of({"Cast", "CastLike"})) {
+      const std::optional<int64_t> x = of(node.input(0));
+      return x && type == DType::boolean ? std::optional<int64_t>(*x != 0) : x;
+    }
+    if (any_of({"Not"})) {
+      const std::optional<int64_t> x = of(node.input(0));
+      return x ? std::optional<int64_t>(*x == 0) : std::nullopt;
+    }
+    if (!any_of({"Add", "Sub", "Mul", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "And", "Or"})) return std::nullopt;
+    const std::optional<int64_t> a = of(node.input(0)), b = of(node.input(1));
+    if (!a || !b) return std::nullopt;
+    const auto x = static_cast<uint64_t>(*a), y = static_cast<uint64_t>(*b);  // sums of counters that run over are no undefined behaviour
+    if (node.is("Add")) return static_cast<int64_t>(x + y);
+    if (node.is("Sub")) return static_cast<int64_t>(x - y);
+    if (node.is("Mul")) return static_cast<int64_t>(x * y);
+    if (node.is("Less")) return *a < *b;
+    if (node.is("LessOrEqual")) return *a <= *b;
+    if (node.is("Greater")) return *a > *b;
+    if (node.is("GreaterOrEqual")) return *a >= *b;
+    if (node.is("Equal")) return *a == *b;
+    return node.is("And") ? *a != 0 && *b != 0 : *a != 0 || *b != 0;
+  }
+
+  Outer outer_;
+  std::unordered_map<const Value*, std::optional<int64_t>> numbers_;
+};
 
 class LoopUnroller {
  public:
@@ -74,6 +129,26 @@ class LoopUnroller {
     return true;
   }
 
+  // Passes of a loop whose condition follows from numbers that it carries; nullopt where one is not known, or there are too many.
+  std::optional<int64_t> counted_passes(const Node& node, Graph& body, size_t carried, std::optional<int64_t> at_most) const {
+    const int64_t affordable = nodes_left_ / std::max<int64_t>(nodes_in(body), 1);
+    const auto known = [&](const Value* value) { return known_number(value); };
+    std::vector<std::optional<int64_t>> now;
+    for (size_t i = 0; i < carried; ++i) now.push_back(known_number(node.input(2 + i)));
+    for (int64_t pass = 0; pass <= affordable; ++pass) {
+      if (at_most && pass >= *at_most) return std::max<int64_t>(*at_most, 0);
+      PassNumbers numbers(known);
+      numbers.set(body.inputs[0], pass);
+      numbers.set(body.inputs[1], 1);
+      for (size_t i = 0; i < carried; ++i) numbers.set(body.inputs[2 + i], now[i]);
+      const std::optional<int64_t> goes_on = numbers.of(body.outputs[0]);
+      if (!goes_on) return std::nullopt;
+      if (*goes_on == 0) return pass + 1;
+      for (size_t i = 0; i < carried; ++i) now[i] = numbers.of(body.outputs[1 + i]);
+    }
+    return std::nullopt;
+  }
+
   bool unroll_loop(Node& node) {
     const GraphPtr body = node.get_graph("body");
     std::optional<int64_t> passes = known_number(node.input(0));
@@ -81,8 +156,11 @@ class LoopUnroller {
     if (!body || !begins || node.inputs.size() < 2) return false;
     if (*begins == 0) passes = 0;
     const size_t carried = node.inputs.size() - 2;
-    if (!passes || body->inputs.size() != carried + 2 || body->outputs.size() < carried + 1) return false;
-    if (*passes > 0 && !stays_true(body->outputs[0], body->inputs[1])) return false;
+    if (body->inputs.size() != carried + 2 || body->outputs.size() < carried + 1) return false;
+    const bool limited = passes.has_value() || !node.input(0);
+    if (limited && (!passes || (*passes > 0 && !stays_true(body->outputs[0], body->inputs[1]))))
+      passes = counted_passes(node, *body, carried, passes);
+    if (!passes) return false;
     passes = std::max<int64_t>(*passes, 0);
     if (!may_unroll(node, *body, *passes, carried)) return false;
     Value* holds = *passes > 0 ? rewriter_.constant(make_true(), node.name + "_condition") : nullptr;

@@ -191,6 +191,57 @@ class BatchNormTrainer {
 
 }  // namespace
 
+std::set<std::string> frozen_running_means(const Graph& graph) {
+  std::set<std::string> frozen, trained, computed;
+  for (const Node* node : graph.nodes) {
+    if (!node->is("BatchNormalization") || !node->input(3)) continue;
+    const bool trains = node->get_int("training_mode", 0) != 0 || node->out(1);  // before opset 14 the outputs say it
+    const Node* by = node->input(3)->producer;
+    (trains ? trained : by && !by->is("Constant") && !by->is("Identity") ? computed : frozen).insert(node->input(3)->name);
+  }
+  if (trained.empty()) return computed;
+  for (const std::string& name : trained) frozen.erase(name);
+  frozen.merge(computed);
+  return frozen;
+}
+
+// y = (x - mean) * (scale / sqrt(var + epsilon)) + bias
+std::set<std::string> write_frozen_batch_norms(Model& model, const std::set<std::string>& means) {
+  Graph& graph = *model.graph;
+  std::set<std::string> statistics;
+  for (Node* node : std::vector<Node*>(graph.nodes)) {
+    if (!node->is("BatchNormalization") || !means.contains(node->input(3)->name)) continue;
+    const Value* x = node->input(0);
+    if (!x->type.shape || x->type.shape->size() < 2)
+      throw Error("it stays as in inference, and its input's rank is not known", "give the model's inputs shapes", ErrorCode::model)
+          .at_node(node->name, node->op);
+    for (size_t i : {3, 4}) statistics.insert(node->input(i)->name);
+    std::vector<int64_t> channels(x->type.shape->size(), 1);
+    channels[1] = -1;
+    const auto add = [&](const std::string& op, std::vector<Value*> inputs) {
+      Node* made = graph.add_node(op, std::move(inputs), {graph.fresh_name(node->name + "_" + op)});
+      made->name = made->outputs[0]->name;
+      return made->outputs[0];
+    };
+    Value* row = graph.add_constant(graph.fresh_name(node->name + "_channels"), make_int64s(channels));
+    const auto along_channels = [&](Value* value) { return add("Reshape", {value, row}); };
+    const DType type = node->input(4)->type.dtype;
+    Value* epsilon = graph.add_constant(graph.fresh_name(node->name + "_epsilon"),
+                                        float_tensor(type, {}, {static_cast<double>(node->get_float("epsilon", 1e-5f))}));
+    Value* factor = add("Div", {node->input(1), add("Sqrt", {add("Add", {node->input(4), epsilon})})});
+    Value* centred = add("Sub", {node->input(0), along_channels(node->input(3))});
+    Node* last = add("Add", {add("Mul", {centred, along_channels(factor)}), along_channels(node->input(2))})->producer;
+    Value* y = node->out(0);
+    y->producer = nullptr;
+    set_output(*last, 0, y);
+    std::erase(graph.nodes, node);
+  }
+  if (statistics.empty()) return statistics;
+  sort_nodes(graph);
+  infer_shapes(model);
+  return statistics;
+}
+
 void batch_norms_for_inference(Graph& graph) {
   std::unordered_set<const Value*> used(graph.outputs.begin(), graph.outputs.end());
   for (const Node* node : graph.nodes)

@@ -1,5 +1,7 @@
 // BatchNormalization while a model is trained.
 #pragma once
+#include <set>
+#include <string>
 #include <vector>
 
 #include "graph/ir.h"
@@ -10,6 +12,15 @@ namespace fretsaw {
 struct RunningStatistic {
   Value *running = nullptr, *next = nullptr;
 };
+
+// The means of those BatchNormalizations that the file has in their form for inference (training_mode=0) beside others in training, layers
+// that the user froze, and of those in that form whose statistics are computed. A file in which none is in training does not say so of any
+// with running statistics, as some exporters write all of them that way.
+std::set<std::string> frozen_running_means(const Graph& graph);
+
+// Writes the BatchNormalizations with these means as the operators that they are in inference, so that they stay so. Returns the names of
+// their statistics. Types must be known, and are known afterwards.
+std::set<std::string> write_frozen_batch_norms(Model& model, const std::set<std::string>& means);
 
 // Takes every BatchNormalization of the graph back to its form for inference, with one output. Where the graph used
 // the others, it gets the running statistics as they are.

@@ -208,6 +208,13 @@ Value* batch_size(LossWriter& w, const LossBatch& batch) {
 
 void own_output(LossWriter& w, const LossSpec& spec, const LossBatch& batch, LossValues& loss) {
   Value* value = w.total(w.wide_output(), "value");  // [1] becomes []
+  if (batch.targets) {
+    Value* targets = batch.targets->type.dtype == DType::int64 ? batch.targets : w.cast(batch.targets, DType::int64, "targets");
+    Value* ignored = w.add("Equal", {targets, w.integers(make_int64(batch.ignored), "ignore_index")}, "ignored");
+    loss.count = w.total(w.cast(w.add("Not", {ignored}, "valid"), DType::int64, "valid_number"), "count");
+    loss.sum = value;
+    return;
+  }
   loss.count = batch_size(w, batch);
   if (!loss.count) loss.count = w.integers(make_int64(1), "count");
   loss.sum = value;
@@ -269,6 +276,18 @@ Value* loss_output(const Graph& graph, const LossSpec& spec) {
   for (Value* v : graph.outputs)
     if (v->name == spec.output) return v;
   throw Error("the model has no output '" + spec.output + "' for the loss", "its outputs are " + names_of(graph.outputs), ErrorCode::usage);
+}
+
+LossBatch split_own_loss(Graph& graph, const LossSpec& spec) {
+  LossBatch batch;
+  Node* node = graph.outputs[0]->producer;
+  if (spec.kind != Kind::output || spec.reduction != Reduction::mean || !node || graph.outputs[0]->output != 0) return batch;
+  if (!node->is("SoftmaxCrossEntropyLoss") && !node->is("NegativeLogLikelihoodLoss")) return batch;
+  if (node->get_string("reduction", "mean") != "mean" || node->input(2) || !node->has("ignore_index")) return batch;
+  batch.targets = node->input(1);
+  batch.ignored = node->get_int("ignore_index", 0);
+  node->set("reduction", std::string("sum"));
+  return batch;
 }
 
 LossValues append_loss(Model& model, const LossSpec& spec, const LossBatch& batch, LossForm form) {

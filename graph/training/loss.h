@@ -34,7 +34,14 @@ Value* loss_output(const Graph& graph, const LossSpec& spec);
 struct LossBatch {
   std::string input;
   int axis = 0;
+  // Where the output is the sum over those targets that are not `ignored`: of these it is to be the mean (split_own_loss).
+  Value* targets = nullptr;
+  int64_t ignored = 0;
 };
+// A model whose loss, the first output, is the mean of a SoftmaxCrossEntropyLoss or NegativeLogLikelihoodLoss that ignores targets: parts
+// of a batch count differently many, so the node is made to give their sum. LossBatch for append_loss; without targets where there is no
+// such node or its targets have weights.
+LossBatch split_own_loss(Graph& graph, const LossSpec& spec);
 
 // A micro-batch's part of the loss. Micro-batches and data ranks add up `sum` and `count`; the loss of the whole batch is then
 // sum / count, or the sum itself with reduction=sum, whatever was ignored where and however uneven the parts are. So a gradient is that of

@@ -23,8 +23,14 @@ namespace {
 
 class Rewriter {
  public:
-  Rewriter(const Model& model, const Choice& choice, int rank)
-      : model_(model), source_(*model.graph), choice_(choice), forms_(choice.strategies.forms), local_(source_, forms_, rank), rank_(rank) {
+  Rewriter(const Model& model, const Choice& choice, int rank, OuterParts& outer)
+      : model_(model),
+        source_(*model.graph),
+        choice_(choice),
+        forms_(choice.strategies.forms),
+        local_(source_, forms_, rank),
+        rank_(rank),
+        outer_(outer) {
     for (size_t i = 0; i < source_.nodes.size(); ++i) position_[source_.nodes[i]] = i;
   }
 
@@ -80,6 +86,7 @@ class Rewriter {
     made->source = v->source_name();
     made->extra = form == kWhole ? v->extra : "";
     made->part = part(*v, form, first);
+    if (made->part && made->part->of_part) outer_[made] = v->part;
     return made;
   }
 
@@ -90,8 +97,8 @@ class Rewriter {
     const Cut& cut = forms_.cut_of(form);
     auto own =
         std::make_shared<ValuePart>(ValuePart{v.source_name(), forms_.dim_of(form), cut.size, cut.parts[static_cast<size_t>(rank_)]});
+    if (v.part && v.part->of.empty()) return v.part;  // a part of zeros is zeros
     if (!v.part || v.part->dim < 0) return own;
-    if (v.part->of.empty()) return v.part;
     own->of_part = true;  // of what another mesh axis has cut
     return own;
   }
@@ -286,6 +293,7 @@ class Rewriter {
   const FormTable& forms_;
   LocalGraph local_;
   int rank_;
+  OuterParts& outer_;
   std::unordered_map<const Node*, size_t> position_;
   std::map<std::pair<const Value*, Form>, Value*> derived_;
   std::unordered_map<const Value*, bool> named_;
@@ -293,8 +301,8 @@ class Rewriter {
 
 }  // namespace
 
-Model local_model(const Model& model, const Choice& choice, int rank) {
-  return Rewriter(model, choice, rank).run();
+Model local_model(const Model& model, const Choice& choice, int rank, OuterParts& outer) {
+  return Rewriter(model, choice, rank, outer).run();
 }
 
 }  // namespace fretsaw

@@ -224,7 +224,7 @@ ShardedModel shard_alike(const std::vector<const Model*>& models, const Graph& c
       const Strategies own = model == models.front() ? strategies : strategies_of(*model->graph, wanted, options, kept_whole, said);
       if (!alike(strategies, own)) throw Error("the parts along one tensor axis can't be cut alike along the other", "use one tensor axis");
       for (int rank = 0; rank < wanted.ranks && !wrong; ++rank) {
-        result.models.push_back(local_model(*model, {own, chosen, own.pins}, rank));
+        result.models.push_back(local_model(*model, {own, chosen, own.pins}, rank, result.outer_parts));
         if (rank == 0 || rank == wanted.ranks - 1) wrong = first_wrong_node(result.models.back());
       }
     }

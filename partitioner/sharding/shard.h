@@ -26,6 +26,9 @@ struct ShardOptions {
   std::map<std::string, std::string> kept_whole;  // nodes that must not be divided, with the reason
   std::function<Model(const Model&)> sized;       // for a second axis: a part of the model with sizes for costs
 };
+// Of constants that two axes cut (ValuePart::of_part): which part of the source the first one left.
+using OuterParts = std::unordered_map<const Value*, std::shared_ptr<const ValuePart>>;
+
 struct ShardedModel {
   std::vector<Model> models;                      // one for each rank, with the same nodes in the same order
   std::map<std::string, std::string> shardings;   // tensor -> "[_, tensor]": what is cut or pending
@@ -34,6 +37,7 @@ struct ShardedModel {
   std::map<std::string, std::string> kept_whole;  // nodes whose parts came out wrong, with what was wrong
   // For each node of the model given: how its operands came to lie. Nothing for values that are made from constants alone.
   std::vector<NodePins> operands;
+  OuterParts outer_parts;  // of constants in `models`
 };
 // The model must be normalised and its types inferred; `costed` is the same graph with sizes for costs. Every contraction, convolution and
 // embedding is divided where a rule allows it; among the ways that divide them the fastest is taken (see search.h). Throws Error naming a

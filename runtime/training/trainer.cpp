@@ -2,6 +2,7 @@
 #include "runtime/training/trainer.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -165,14 +166,19 @@ RuntimeValue Trainer::gradient(const std::string& parameter) const {
   if (found.kind == RuntimeValue::Kind::absent)
     throw Error("no rank trains '" + parameter + "'", "see the names of the model's initializers");
   const TensorView& sum = found.tensor;
-  RuntimeValue mean = make_value(sum.dtype, sum.dims);
-  const auto divide = [&]<typename T>(T) {
-    for (int64_t i = 0; i < sum.count(); ++i) mean.tensor.as<T>()[i] = static_cast<T>(static_cast<double>(sum.as<T>()[i]) / divisor_);
+  RuntimeValue mean = make_value(sum.dtype == DType::float64 ? DType::float64 : DType::float32, sum.dims);
+  const auto divide = [&]<typename Wide>(Wide*, const auto& element) {
+    for (int64_t i = 0; i < sum.count(); ++i) mean.tensor.as<Wide>()[i] = static_cast<Wide>(static_cast<double>(element(i)) / divisor_);
   };
+  float* wide = nullptr;
   if (sum.dtype == DType::float32)
-    divide(float{});
+    divide(wide, [&](int64_t i) { return sum.as<float>()[i]; });
   else if (sum.dtype == DType::float64)
-    divide(double{});
+    divide(static_cast<double*>(nullptr), [&](int64_t i) { return sum.as<double>()[i]; });
+  else if (sum.dtype == DType::float16)
+    divide(wide, [&](int64_t i) { return static_cast<float>(sum.as<_Float16>()[i]); });
+  else if (sum.dtype == DType::bfloat16)
+    divide(wide, [&](int64_t i) { return std::bit_cast<float>(static_cast<uint32_t>(sum.as<uint16_t>()[i]) << 16); });
   else
     throw Error("gradients of type " + std::string(name_of(sum.dtype)) + " can't be given out", "train in float32");
   return mean;

@@ -37,7 +37,8 @@ class Trainer {
   int64_t updates() const { return updates_; }           // that were not skipped
   void finish_updates() { session_->finish_updates(); }  // the last one may still be under way on devices; returns when it is made
 
-  // On the host. A gradient is that of the last step's loss, before it was clipped. Throws Error for a name that there is not.
+  // On the host. A gradient is that of the last step's loss, before it was clipped; of 16 bits as float32. Throws Error for a name that
+  // there is not.
   RuntimeValue parameter(const std::string& name) const;  // or a statistic
   RuntimeValue gradient(const std::string& parameter) const;
   // Ahead of the step that is given it, beside the one before; from another thread. See Session::stage.

@@ -49,7 +49,8 @@ const Case kCases[] = {
     {"float[4,5] a, float[5,6] b, float[4,1] c", "y = Gemm(a, b, c)", "m k, k n, m 1 -> m n | sum k"},
     {"float[2,3,4] a, float[2,5,4] b", "y = Einsum<equation=\"bij,bkj->bik\">(a, b)", "b i j, b k j -> b i k | sum j"},
     {"float[2,7,3] a, float[3,5] b", "y = Einsum<equation=\"...i,ij->...j\">(a, b)", "...0 ...1 i, i j -> ...0 ...1 j | sum i"},
-    {"float[3,3] a", "y = Einsum<equation=\"ii->i\">(a)", "unknown: its equation takes a diagonal"},
+    {"float[3,3] a", "y = Einsum<equation=\"ii->i\">(a)", "i00 i01 -> i | whole i00 i01 i"},
+    {"float[2,3,3] a, float[2,4] b", "y = Einsum<equation=\"bii,bj->bj\">(a, b)", "b i01 i02, b j -> b j | whole i01 i02"},
     // convolutions and pooling
     {"float[2,3,8,8] x, float[6,3,3,3] w, float[6] b", "y = Conv<pads=[1,1,1,1]>(x, w, b)",
      "n c h w, o c kh kw, o -> n o h w | sum c | whole kh kw | halo h w"},

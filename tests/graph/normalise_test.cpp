@@ -169,6 +169,10 @@ const Row kRows[] = {
     {"dropout_mask_used", kOld + "g (float[2] x) => (float[2] y, bool[2] m) { a, m = Dropout(x) y = Relu(a) }", "Dropout Relu"},
     {"dropout_in_training", kOld + "g (float[2] x) => (float[2] y) <float r = {0.5}, bool t = {1}> { a = Dropout(x, r, t) y = Relu(a) }",
      "Dropout Relu"},
+    {"cast_like_of_same_type", kOld + "g (float[2] x, float[3] z) => (float[2] y) { a = Relu(x) b = CastLike(a, z) y = Exp(b) }",
+     "Relu Exp"},
+    {"cast_like_of_another_type", kOld + "g (float[2] x, double[3] z) => (double[2] y) { a = Relu(x) b = CastLike(a, z) y = Exp(b) }",
+     "Relu CastLike Exp"},
     {"cast_to_same_type", kOld + "g (float[2] x) => (float[2] y) { a = Relu(x) b = Cast<to=1>(a) y = Exp(b) }", "Relu Exp"},
     {"cast_to_other_type", kOld + "g (float[2] x) => (int64[2] y) { a = Relu(x) y = Cast<to=7>(a) }", "Relu Cast"},
     // Dead nodes go; inputs stay.

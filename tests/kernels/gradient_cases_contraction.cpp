@@ -64,6 +64,24 @@ std::vector<GradientCase> contraction_gradient_cases() {
       {"...ij,...jk->...ik", {{1, 2, 3}, {4, 3, 2}}},
       {"...ij,...jk->...ik", {{4, 2, 3}, {1, 3, 2}}},
       {"...ij,...jk->...ik", {{5, 1, 2, 3}, {1, 4, 3, 2}}},
+      // Diagonals, summed or kept, of one operand or beside others.
+      {"ii->i", {{3, 3}}},
+      {"ii->", {{3, 3}}},
+      {"bii->b", {{2, 3, 3}}},
+      {"bii,bij->bj", {{2, 3, 3}, {2, 3, 4}}},
+      {"ij,ii->ji", {{3, 4}, {3, 3}}},
+      {"iijj->ji", {{2, 2, 3, 3}}},
+      {"iji,i->j", {{3, 4, 3}, {3}}},
+      {"iii->i", {{3, 3, 3}}},
+      {"...ii->...", {{2, 4, 3, 3}}},
+      // Labels of one operand alone beside an ellipsis.
+      {"...ij->...", {{2, 5, 3, 4}}},
+      {"i...->...", {{3, 2, 4}}},
+      {"a...ib,...j->...ij", {{2, 3, 4, 5}, {3, 6}}},
+      {"...jk,...i->...ki", {{3, 4, 5}, {3, 6}}},
+      {"jk,...i->...ki", {{4, 5}, {2, 3, 6}}},
+      {"i...i,i->...i", {{3, 2, 3}, {3}}},
+      {"bii,b->b", {{1, 3, 3}, {2}}},
   };
   for (const auto& [equation, shapes] : equations) {
     GradientCase c{.op = "Einsum", .attributes = {{"equation", std::string(equation)}}};

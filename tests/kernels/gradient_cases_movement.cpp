@@ -109,6 +109,13 @@ std::vector<GradientCase> indexing_gradient_cases() {
   const RuntimeValue columns = tensor_of({2, 3}, Ints{0, 0, 2, -1, 1, 1});
   cases.push_back({.op = "GatherElements", .inputs = {x({2, 4}), columns}, .attributes = {{"axis", int64_t{1}}}});
   cases.push_back({.op = "GatherND", .inputs = {x({2, 3, 4}), tensor_of({3, 2}, Ints{0, 1, 1, 2, 0, 1})}});
+  cases.push_back({.op = "GatherND",
+                   .inputs = {x({2, 3, 4}), tensor_of({2, 2, 1}, Ints{2, -1, 1, 1})},
+                   .attributes = {{"batch_dims", int64_t{1}}},
+                   .fed = {1}});
+  cases.push_back({.op = "GatherND",
+                   .inputs = {x({2, 2, 3, 4}), tensor_of({2, 2, 2}, Ints{0, 1, 2, 3, 1, 0, 1, 0})},
+                   .attributes = {{"batch_dims", int64_t{2}}}});
   // More to one place than 16 bits can add up one by one.
   const RuntimeValue many = tensor_of({6000}, Ints(6000, 1)), many_rows = tensor_of({6000, 1}, Ints(6000, 1));
   cases.push_back({.op = "GatherElements", .inputs = {x({6001}), many}});
@@ -124,6 +131,13 @@ std::vector<GradientCase> indexing_gradient_cases() {
   cases.push_back({.op = "ScatterElements",
                    .inputs = {x({2, 4}), columns, x({2, 3})},
                    .attributes = {{"axis", int64_t{1}}, {"reduction", std::string("add")}}});
+  for (const char* reduction : {"max", "min"}) {
+    const std::vector<Attribute> how = {{"axis", int64_t{1}}, {"reduction", std::string(reduction)}};
+    cases.push_back({.op = "ScatterElements", .inputs = {x({2, 4}), columns, x({2, 3})}, .attributes = how});
+    cases.push_back({.op = "ScatterND",
+                     .inputs = {x({4, 3}), tensor_of({3, 1}, Ints{2, 0, 2}), x({3, 3})},
+                     .attributes = {{"reduction", std::string(reduction)}}});
+  }
   cases.push_back({.op = "TopK", .inputs = {x({3, 6}), ints({2})}, .outputs = 2});
   cases.push_back(
       {.op = "TopK", .inputs = {x({6, 2}), ints({3})}, .attributes = {{"axis", int64_t{0}}, {"largest", int64_t{0}}}, .outputs = 2});

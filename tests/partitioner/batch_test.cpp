@@ -79,6 +79,10 @@ const Accepted kAccepted[] = {
     {"g (float[2,3] x) => (y) { c = Concat<axis=0>(x, x) s = Constant<value_ints=[2,2]>() a, b = Split<axis=0>(c, s) y = Sub(a, b) }",
      "float32[batch,3]", "Concat Split Sub"},
     {"g (float[2,1,3] x) => (y) { y = Squeeze(x) }", "float32[batch,3]", "Squeeze"},
+    // the places of maxima count over the whole tensor, and only the way back reads them
+    {"g (float[2,3,4,4] x) => (y) { p, i = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x) e = Exp(p) "
+     "y = MaxUnpool<kernel_shape=[2,2], strides=[2,2]>(e, i) }",
+     "float32[batch,3,4,4]", "MaxPool Exp MaxUnpool"},
     // symbolic already, shapes computed
     {"g (float[n,6] x) => (y) { s = Shape<start=0, end=1>(x) r = Constant<value_ints=[2,3]>() t = Concat<axis=0>(s, r) y = Reshape(x, t) }",
      "float32[n,2,3]", "Shape Concat Reshape"},
@@ -115,6 +119,18 @@ TEST(BatchConstants, SamplesFindThemselvesByConstantNumbers) {
           "g (float[3,6,4] h, int64[3,1] last) => (y) <int64[3,1] rows = {0, 2, 1}> { i = Concat<axis=1>(rows, last) y = GatherND(h, i) }")
           .find("different constant for each sample"),
       std::string::npos);
+}
+
+// h[arange(n), argmax(scores)] of [n, 6, 4], as one Gather of rows: the places of maxima are within the sample, others may not be.
+TEST(BatchConstants, SamplesFindThemselvesAtThePlaceOfAMaximum) {
+  const auto picked = [](const std::string& place) {
+    return "g (float[n,6,4] h, float[n,6] scores, int64[n] given) => (y) <int64[2] flat = {-1, 4}, int64 zero = {0}, int64 one = {1}, "
+           "int64 six = {6}> { a = ArgMax<axis=1, keepdims=0>(scores) s = Shape<start=0, end=1>(h) b = Squeeze(s) "
+           "rows = Range(zero, b, one) k = Mul(rows, six) i = Add(k, " +
+           place + ") r = Reshape(h, flat) y = Gather(r, i) }";
+  };
+  EXPECT_EQ(to_string(output(divide(picked("a")))->type), "float32[n,4]");
+  EXPECT_NE(refusal(picked("given")), "accepted");
 }
 
 TEST(BatchInputs, AMaskOfTheBatchsSizeIsNoBatch) {
@@ -173,6 +189,25 @@ TEST(BatchOutputs, DeclaredAndProvedMerges) {
   EXPECT_NE(refusal(scaled, {{"y", {"mean", 0}}}).find("is a sum over the batch"), std::string::npos);
 }
 
+// sum(x) / batch, beside another mean; not the root of it, nor what is divided by its square.
+TEST(BatchOutputs, ASumByTheNumberOfSamplesIsAMean) {
+  const auto divided = [](const std::string& rest) {
+    return "g (float[n,5] x) => (y) { s = Shape(x) z = Constant<value_ints=[0]>() a = Gather(s, z) n1 = Squeeze(a) k = Cast<to=1>(n1) "
+           "t = ReduceSum<keepdims=0>(x) " +
+           rest + " }";
+  };
+  const std::map<std::string, MergeRule> mean = {{"y", {"mean", 0}}};
+  EXPECT_EQ(refusal(divided("y = Div(t, k)"), mean), "accepted");
+  EXPECT_EQ(refusal(divided("d = Div(t, k) m = ReduceMean<keepdims=0>(x) y = Add(d, m)"), mean), "accepted");
+  EXPECT_NE(refusal(divided("y = Div(t, k)"), {{"y", {"sum", 0}}}), "accepted");
+  const auto unproved = [&](const std::string& rest) { return divide(divided(rest), {}, mean).facts.unproved.count("y"); };
+  EXPECT_EQ(unproved("y = Div(t, k)"), 0u);
+  EXPECT_EQ(unproved("r = Sqrt(k) y = Div(t, r)"), 1u);
+  EXPECT_EQ(unproved("q = Mul(n1, n1) k2 = Cast<to=1>(q) y = Div(t, k2)"), 1u);
+  EXPECT_EQ(unproved("p = ReduceMean<keepdims=0>(x) y = Mul(p, t)"), 1u);
+  EXPECT_NE(refusal(divided("e = Exp(t) y = Div(e, k)"), mean), "accepted");
+}
+
 TEST(BatchOutputs, WhatDoesNotDependOnTheBatchIsTheSame) {
   Divided d = divide("g (float[4,5] x, float s) => (y, z) { y = Relu(x) z = Exp(s) }");
   EXPECT_EQ(d.facts.outputs.at("z").merge, "same");
@@ -208,6 +243,9 @@ const Refused kRefused[] = {
      "y = If(c) <then_branch = t () => (float[4,5] a) { a = Relu(x) }, else_branch = e () => (float[4,5] b) { b = Neg(x) }> }",
      "(ReduceSum)"},
     {"g (float[2,1,4,4] x) => (y, i) { y, i = MaxPool<kernel_shape=[2,2]>(x) }", "its indices count over the whole tensor"},
+    {"g (float[2,1,5,5] x) => (y) { p, i = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x) "
+     "y = MaxUnpool<kernel_shape=[2,2], strides=[2,2]>(p, i) }",
+     "not known to be of the size"},
 };
 INSTANTIATE_TEST_SUITE_P(All, MixedSamples, ::testing::ValuesIn(kRefused));
 

@@ -204,6 +204,18 @@ INSTANTIATE_TEST_SUITE_P(
                       y = Loop(n, , x) <body = t (int64 i, bool c, double[2] a) => (bool d, double[2] b) {
                         b = Exp(a)  s = ReduceMax<keepdims=0>(b)  d = Less(s, most) }> })",
                  "Loop{Exp ReduceMax Less}"},
+        // As `while` is written: the condition follows from a counter that the loop carries.
+        LoopCase{
+            "AsLongAsACounterIsBelow",
+            R"(g (double[2] x) => (double[2] y) <int64 n = {9223372036854775807}, bool go = {1}, int64 z = {0}, int64 two = {2}, int64 end = {5}> {
+                      k, y = Loop(n, go, z, x) <body = t (int64 i, bool c, int64 p, double[2] a) => (bool d, int64 q, double[2] b) {
+                        w = CastLike(two, p)  q = Add(p, w)  l = Less(q, end)  d = And(c, l)  b = Exp(a) }> })",
+            "Exp Exp Exp Identity"},
+        LoopCase{"ACounterThatMayRunFurtherThanTheLimit",
+                 R"(g (double[2] x) => (double[2] y) <int64 n = {2}, bool go = {1}, int64 end = {1}> {
+                      y = Loop(n, go, x) <body = t (int64 i, bool c, double[2] a) => (bool d, double[2] b) {
+                        l = Greater(i, end)  d = Not(l)  b = Exp(a) }> })",
+                 "Exp Exp Identity"},
         LoopCase{"LoopInALoop",
                  R"(g (double[2] x) => (double[2] y) <int64 n = {2}> {
                       z = Loop(n, , x) <body = t (int64 i, bool c, double[2] a) => (bool d, double[2] b) {

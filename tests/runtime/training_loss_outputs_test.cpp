@@ -59,6 +59,41 @@ TEST(TrainingLossOutputs, OutputsThatTheLossIsNotOfMayMixTheBatch) {
   expect_close(losses("ReduceMax", "mse:output=y", 2, 2), losses("ReduceMax", "mse:output=y", 1, 1), 1e-5);
 }
 
+// A loss of the model's own that ignores targets: parts of a batch count differently many.
+TEST(TrainingLossOutputs, AModelsOwnCrossEntropyMayIgnoreTargets) {
+  const auto run = [](const std::string& loss, bool likelihood, int data, int micro_batches, int tensor = 1) {
+    Model model = make_model("ReduceMean");
+    Graph& g = *model.graph;
+    Value *y = g.outputs[0], *classes = add_input(model, "classes", DType::int64, {Dim("batch")});
+    const Attribute ignored = attribute("ignore_index", int64_t{1});
+    Value* own = likelihood
+                     ? add_node(g, "NegativeLogLikelihoodLoss", {add_node(g, "LogSoftmax", {y}, "logs"), classes}, "entropy", {ignored})
+                     : add_node(g, "SoftmaxCrossEntropyLoss", {y, classes}, "entropy", {ignored});
+    g.outputs = {y, own};
+    std::erase_if(g.inputs, [](const Value* v) { return v->name == "t"; });
+    std::erase_if(g.nodes, [](const Node* n) { return n->is("Sub") || n->is("Mul") || n->is("ReduceMean"); });
+    name_nodes_by_outputs(g);
+    TrainingOptions training = with_optimizer("sgd:lr=0.1,momentum=0.9");
+    training.loss = parse_loss(loss);
+    PartitionOptions options;
+    options.mesh.data = data, options.mesh.tensor = tensor, options.micro_batches = micro_batches;
+    Trainer trainer = trainer_of(std::move(model), options, training);
+    return losses_of(trainer, 4, 0.1, [&](int step) {
+      Batch batch = batch_of(step, {});
+      batch["classes"] = int_value({kBatch}, {1, 1, 0, 2, 0, 1, 2, step % kOut});
+      if (!loss.starts_with("output")) batch["target"] = batch["classes"];
+      return batch;
+    });
+  };
+  const std::vector<double> wanted = run("softmax_cross_entropy:output=y,ignore_index=1", false, 1, 1);
+  for (const bool likelihood : {false, true})
+    for (const auto& [data, micro_batches] : {std::pair{1, 1}, {2, 1}, {1, 3}, {2, 2}}) {
+      SCOPED_TRACE(std::to_string(data) + " data ranks, micro-batches " + std::to_string(micro_batches));
+      expect_close(run("output:entropy", likelihood, data, micro_batches), wanted, 1e-5);
+    }
+  expect_close(run("output:entropy", false, 1, 1, 2), wanted, 1e-5);
+}
+
 TEST(TrainingLossOutputs, WhatIsTakenForAnotherReductionIsAnError) {
   const auto error_of = [](const std::string& reduction, const std::string& loss) {
     try {
@@ -72,6 +107,35 @@ TEST(TrainingLossOutputs, WhatIsTakenForAnotherReductionIsAnError) {
   EXPECT_NE(error_of("ReduceSum", "output:own").find("use --loss output:own,reduction=sum"), std::string::npos);
   EXPECT_NE(error_of("ReduceMean", "output:own,reduction=sum").find("use --loss output:own,reduction=mean"), std::string::npos);
   EXPECT_NE(error_of("ReduceMax", "output:own").find("train with one data rank and one micro-batch"), std::string::npos);
+}
+
+// sum(m (y - t)^2) / sum(m): neither a mean over samples nor anything that is proved, so another loss than the model's would be trained.
+TEST(TrainingLossOutputs, AMaskedMeanIsNotMadeFromParts) {
+  const auto run = [](int data, int micro_batches) {
+    Model model = make_model("ReduceMean");
+    Graph& g = *model.graph;
+    Value *own = g.outputs[1], *square = own->producer->inputs[0], *t = g.inputs[1];
+    Value* mask = add_node(g, "Sigmoid", {t}, "mask");
+    const Attribute flat = attribute("keepdims", int64_t{0});
+    Value* sum = add_node(g, "ReduceSum", {add_node(g, "Mul", {square, mask}, "masked")}, "sum", {flat});
+    g.outputs = {add_node(g, "Div", {sum, add_node(g, "ReduceSum", {mask}, "count", {flat})}, "ratio")};
+    name_nodes_by_outputs(g);
+    TrainingOptions training = with_optimizer("sgd:lr=0.02");
+    training.loss = parse_loss("output");
+    PartitionOptions options;
+    options.mesh.data = data, options.micro_batches = micro_batches;
+    Trainer trainer = trainer_of(std::move(model), options, training);
+    return trainer.step(batch_of(0, {"t"}), 0.02).loss;
+  };
+  EXPECT_GT(run(1, 1), 0);
+  for (const auto& [data, micro_batches] : {std::pair{2, 1}, {1, 2}}) {
+    try {
+      run(data, micro_batches);
+      ADD_FAILURE() << "accepted";
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find("it is not proved to be a mean over samples"), std::string::npos) << e.what();
+    }
+  }
 }
 
 }  // namespace

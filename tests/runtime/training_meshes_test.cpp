@@ -40,12 +40,15 @@ Batch batch_of(int step) {
   return some_text(kBatch, kLength, kWords, step);
 }
 
+constexpr const char *kAdamW = "adamw:lr=0.02,weight_decay=0.1", *kLoss = "softmax_cross_entropy";
+
 struct Case {
   std::string name;
   int data = 1, pipeline = 1, tensor = 1, micro_batches = 1;
   std::string schedule = "gpipe";
   int chunks = 1, zero = 0;
-  std::string recompute = "none", optimizer = "adamw:lr=0.02,weight_decay=0.1", loss = "softmax_cross_entropy";
+  std::string recompute = "none", optimizer = kAdamW, loss = kLoss;
+  int tensor_y = 1;
 };
 
 Trainer make_trainer(const Case& c, const std::string& optimizer, const std::string& precision = "fp32") {
@@ -106,7 +109,11 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"tensor_interleaved", 1, 2, 2, 4, "interleaved", 2}, Case{.name = "recompute", .recompute = "all"},
                       Case{"recompute_with_all", 2, 2, 2, 2, "1f1b", 1, 1, "all"},
                       Case{"recompute_zero_bubble", 1, 2, 1, 4, "zero-bubble-h2", 1, 0, "all"},
-                      Case{"recompute_zero_3", 2, 1, 1, 2, "gpipe", 1, 3, "all"}),
+                      Case{"recompute_zero_3", 2, 1, 1, 2, "gpipe", 1, 3, "all"}, Case{.name = "grid", .tensor = 4, .tensor_y = 2},
+                      Case{.name = "grid_uneven", .tensor = 6, .micro_batches = 2, .tensor_y = 3},
+                      Case{.name = "grid_lamb", .tensor = 4, .optimizer = "lamb:lr=0.02,weight_decay=0.1", .tensor_y = 2},
+                      Case{"grid_zero_1", 2, 1, 4, 1, "gpipe", 1, 1, "none", kAdamW, kLoss, 2},
+                      Case{"grid_with_all", 2, 2, 4, 2, "zero-bubble-h1", 1, 3, "all", kAdamW, kLoss, 2}),
     [](const auto& info) { return info.param.name; });
 
 TEST(TrainingMeshes, AnotherMeshGoesOnFromWhatOneKept) {

@@ -66,6 +66,7 @@ PartitionOptions cut_of(const Case& c) {
   if constexpr (requires { c.data; }) options.mesh.data = c.data;
   if constexpr (requires { c.pipeline; }) options.mesh.pipeline = c.pipeline;
   if constexpr (requires { c.tensor; }) options.mesh.tensor = c.tensor;
+  if constexpr (requires { c.tensor_y; }) options.mesh.tensor_y = c.tensor_y;
   if constexpr (requires { c.micro_batches; }) options.micro_batches = c.micro_batches;
   if constexpr (requires { c.schedule; }) options.schedule = c.schedule;
   return options;

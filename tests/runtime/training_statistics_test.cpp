@@ -119,5 +119,69 @@ TEST(StatisticsTraining, OfHalfPrecisionStayInFloat32) {
   }
 }
 
+// --- layers that stay as in inference ---
+
+// logits = trained(tanh(frozen(x w1)) w2): `frozen` as a BatchNormalization out of training, or as what that is.
+Model half_frozen(bool written_out) {
+  Model model = *new_model();
+  Graph& g = *model.graph;
+  Value* x = add_input(model, "x", DType::float32, {Dim("batch"), Dim(kIn)});
+  const auto row = [&](const std::string& name, float value) { return add_row(g, name, kHidden, value); };
+  Value *scale = row("scale", 0.8f), *shift = row("shift", 0.1f), *product = nullptr, *normal = nullptr;
+  product = add_node(g, "MatMul", {x, add_weight(g, "w1", {kIn, kHidden}, 1)}, "product");
+  if (written_out) {
+    Value* centred = add_node(g, "Sub", {product, row("mean", 0.2f)}, "centred");
+    Value* factor = add_node(g, "Div", {scale, row("root", std::sqrt(1.5f + 1e-5f))}, "factor");
+    normal = add_node(g, "Add", {add_node(g, "Mul", {centred, factor}, "scaled"), shift}, "normal");
+  } else {
+    normal = add_node(g, "BatchNormalization", {product, scale, shift, row("mean", 0.2f), row("var", 1.5f)}, "normal");
+  }
+  Value* scores = add_node(g, "MatMul", {add_node(g, "Tanh", {normal}, "hidden"), add_weight(g, "w2", {kHidden, kHidden}, 3)}, "scores");
+  g.outputs = {add_node(g, "BatchNormalization", {scores, row("scale2", 1), row("shift2", 0), row("mean2", 0), row("var2", 1)}, "logits",
+                        {attribute("training_mode", int64_t{1})})};
+  name_nodes_by_outputs(g);
+  return model;
+}
+
+TEST(StatisticsTraining, ALayerOutOfTrainingBesideOthersInTrainingStaysSo) {
+  const auto run = [](bool written_out, int pipeline, int tensor) {
+    TrainingOptions training = with_optimizer("sgd:lr=0.05,momentum=0.9");
+    if (written_out) training.freeze = {"mean", "root"};
+    PartitionOptions options;
+    options.mesh.pipeline = pipeline, options.mesh.tensor = tensor;
+    Trainer trainer = trainer_of(half_frozen(written_out), options, training);
+    const std::vector<std::string>& learned = trainer.plan().parameters;
+    for (const char* name : {"mean", "var", "root"}) EXPECT_EQ(std::count(learned.begin(), learned.end(), name), 0) << name;
+    EXPECT_EQ(std::count(learned.begin(), learned.end(), "scale"), 1);
+    return losses_of(trainer, 4, 0.05, [](int) { return make_batch(); });
+  };
+  const std::vector<double> wanted = run(true, 1, 1);
+  for (const auto& [pipeline, tensor] : {std::pair{1, 1}, {2, 1}, {1, 2}}) expect_close(run(false, pipeline, tensor), wanted, 1e-5);
+}
+
+// With statistics of its own operand, which are no running ones.
+TEST(StatisticsTraining, OfALayerThatComputesThem) {
+  const auto run = [](bool own) {
+    Model model = *new_model();
+    Graph& g = *model.graph;
+    Value* x = add_input(model, "x", DType::float32, {Dim("batch"), Dim(kIn)});
+    Value* product = add_node(g, "MatMul", {x, add_weight(g, "w1", {kIn, kHidden}, 1)}, "product");
+    Value *mean = add_row(g, "mean", kHidden, 0), *var = add_row(g, "var", kHidden, 1);
+    if (own) {
+      Value* axes = g.add_constant("axes", make_int64s({0}));
+      const Attribute flat = attribute("keepdims", int64_t{0});
+      mean = add_node(g, "ReduceMean", {product, axes}, "batch_mean", {flat});
+      Value* centred = add_node(g, "Sub", {product, mean}, "centred");
+      var = add_node(g, "ReduceMean", {add_node(g, "Mul", {centred, centred}, "squares"), axes}, "batch_var", {flat});
+    }
+    g.outputs = {add_node(g, "BatchNormalization",
+                          {product, add_row(g, "scale", kHidden, 0.8f), add_row(g, "shift", kHidden, 0.1f), mean, var}, "logits")};
+    name_nodes_by_outputs(g);
+    Trainer trainer = trainer_of(std::move(model), {}, with_optimizer("sgd:lr=0.05"));
+    return losses_of(trainer, 4, 0.05, [](int) { return make_batch(); });
+  };
+  expect_close(run(true), run(false), 1e-5);
+}
+
 }  // namespace
 }  // namespace fretsaw

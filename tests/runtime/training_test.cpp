@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "graph/errors.h"
+#include "graph/passes/narrow_floats.h"
 #include "tests/runtime/training_runs.h"
 
 namespace fretsaw {
@@ -238,6 +240,31 @@ TEST(Training, TheTrainedModelHasTheNewValues) {
   for (const Value* v : trained.graph->initializers()) {
     const auto got = v->constant->as<float>();
     EXPECT_EQ(std::vector<float>(got.begin(), got.end()), elements<float>(trainer.parameter(v->name))) << v->name;
+  }
+}
+
+// A file in 16 bits: its gradients are given out in float32.
+TEST(Training, GradientsOfParametersInHalfPrecision) {
+  for (const DType type : {DType::float16, DType::bfloat16}) {
+    Model model = *new_model();
+    Graph& g = *model.graph;
+    Value* x = add_input(model, "x", type, {Dim("batch"), Dim(2)});
+    g.outputs = {add_node(g, "MatMul", {x, g.add_constant("w", float_tensor(type, {2, 1}, {0.5, -1}))}, "y")};
+    TrainingOptions training = with_optimizer("sgd:lr=0.1");
+    training.loss = parse_loss("mse");
+    Trainer trainer = trainer_of(std::move(model), {}, training);
+    Batch batch;
+    const auto given = [&](const Dims& dims, const std::vector<double>& numbers) {
+      const TensorPtr tensor = float_tensor(type, dims, numbers);
+      RuntimeValue value = make_value(type, dims);
+      std::memcpy(value.tensor.data, tensor->data, value.tensor.bytes());
+      return value;
+    };
+    batch["x"] = given({2, 2}, {1, 2, -1, 4});
+    batch["target"] = float_value({2, 1}, {0, 0});
+    trainer.step(batch, 0);  // y = -1.5, -4.5: the gradient is the mean of 2 y x
+    EXPECT_EQ(trainer.gradient("w").tensor.dtype, DType::float32);
+    EXPECT_EQ(elements<float>(trainer.gradient("w")), (std::vector<float>{3, -21}));
   }
 }
 

@@ -42,13 +42,14 @@ std::shared_ptr<const Plan> divided(const Plan& whole, const Model& model, const
   chosen[node] = static_cast<int>(strategy);
   const int ranks = strategies.forms.ranks();
   const std::unordered_map<const Value*, Form> no_pins;
+  OuterParts of_one_axis;
   auto plan = std::make_shared<Plan>(whole);
   plan->mesh.tensor = ranks;
   plan->graphs.clear();
   for (int t = 0; t < ranks; ++t) {
     PlanGraph graph = whole.graphs.front();
     graph.coordinates = {{"tensor", t}};
-    graph.model = std::make_shared<Model>(local_model(model, {strategies, chosen, no_pins}, t));
+    graph.model = std::make_shared<Model>(local_model(model, {strategies, chosen, no_pins}, t, of_one_axis));
     for (const Finding& f : check_model(*graph.model))
       if (f.severity == "error") throw std::runtime_error("rank " + std::to_string(t) + ": " + f.message);
     plan->graphs.push_back(std::move(graph));
