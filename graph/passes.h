@@ -39,8 +39,9 @@ void remove_identities(Model& model);  // Identity, Dropout in inference mode wi
 void inline_branches(Model& model);
 // Sequences whose elements are known by their places become those tensors (graph/passes/unpack_sequences.cpp).
 void unpack_sequences(Model& model);
-// Loops and Scans whose number of passes is known, by a constant or by shape arithmetic, become their passes, with the sequences and branches
-// of these (graph/passes/unroll_loops.cpp). Those that end by a condition stay, and those for which there are not nodes enough.
+// Loops and Scans whose number of passes is known, by a constant, shape arithmetic or a condition that counts, become their passes, with
+// the sequences and branches of these (graph/passes/unroll_loops.cpp). Those that end by other conditions stay, and those for which there
+// are not nodes enough.
 struct UnrollOptions {
   int64_t most_nodes = 50000;  // that all passes of the model's loops may have together
 };
