@@ -63,7 +63,7 @@ class PassNumbers {
       return node.domain.empty() && std::any_of(ops.begin(), ops.end(), [&](const char* op) { return node.op == op; });
     };
     const DType type = node.outputs[0]->type.dtype;
-    if (is_float(type)) return std::nullopt;
+    if (type != DType::int64 && type != DType::int32 && type != DType::boolean) return std::nullopt;  // smaller ones run over
     if (any_of({"Identity", "Reshape", "Squeeze", "Unsqueeze"})) return of(node.input(0));
     if (any_of({"Cast", "CastLike"})) {
       const std::optional<int64_t> x = of(node.input(0));
@@ -132,7 +132,8 @@ class LoopUnroller {
   // Passes of a loop whose condition follows from numbers that it carries; nullopt where one is not known, or there are too many.
   std::optional<int64_t> counted_passes(const Node& node, Graph& body, size_t carried, std::optional<int64_t> at_most) const {
     const int64_t affordable = nodes_left_ / std::max<int64_t>(nodes_in(body), 1);
-    const auto known = [&](const Value* value) { return known_number(value); };
+    // What inference knows of the body's own values may hold for one pass alone.
+    const auto known = [&](const Value* value) { return value->graph != &body || is_fixed(value) ? known_number(value) : std::nullopt; };
     std::vector<std::optional<int64_t>> now;
     for (size_t i = 0; i < carried; ++i) now.push_back(known_number(node.input(2 + i)));
     for (int64_t pass = 0; pass <= affordable; ++pass) {
