@@ -46,6 +46,9 @@ struct UnrollOptions {
   int64_t most_nodes = 50000;  // that all passes of the model's loops may have together
 };
 void unroll_loops(Model& model, const UnrollOptions& options = {});
+// The Scans among them that are wanted become Loops, whose passes gather their slices (graph/passes/scans_to_loops.cpp). Needs inferred
+// types.
+void scans_to_loops(Graph& graph, const std::function<bool(const Node&)>& wanted);
 // Gathers that take one place each of an axis become one Split (graph/passes/split_gathers.cpp).
 void split_gathers(Model& model);
 // A node without a kernel whose operator ONNX defines by a function body is replaced by that body, again and again. Needs inferred types.

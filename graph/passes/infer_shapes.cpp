@@ -11,6 +11,7 @@
 #include "graph/passes.h"
 #include "graph/passes/beyond_inference.h"
 #include "graph/passes/broadcast_symbols.h"
+#include "graph/passes/rewrite.h"
 #include "graph/passes/shape_contents.h"
 
 namespace fretsaw {
@@ -73,15 +74,9 @@ class Engine {
   }
 
   std::vector<const onnx::TypeProto*> infer_body(Graph& body, const std::vector<const onnx::TypeProto*>& inputs) {
-    for (size_t i = 0; i < body.inputs.size(); ++i) {
-      // Nothing is given for a condition that is left out: it has the type that the body declares.
-      if (i < inputs.size() && inputs[i]) body.inputs[i]->type = type_from_proto(*inputs[i]);
-      forget(body.inputs[i]);
-    }
-    for (Node* node : body.nodes)
-      for (Value* v : node->outputs)
-        if (v) forget(v);
-    run(body);
+    for (size_t i = 0; i < body.inputs.size() && i < inputs.size(); ++i)
+      if (inputs[i]) body.inputs[i]->type = type_from_proto(*inputs[i]);
+    run_body(body);
     std::vector<const onnx::TypeProto*> outputs;
     static const onnx::TypeProto not_known;  // ONNX's functions read what they are given without looking for null
     for (const Value* v : body.outputs) {
@@ -124,6 +119,14 @@ class Engine {
     }
   }
 
+  // Anew, from the types of its inputs.
+  void run_body(Graph& body) {
+    for (const Value* v : body.inputs) forget(v);
+    for (const Node* node : body.nodes)
+      for (const Value* v : node->outputs)
+        if (v) forget(v);
+    run(body);
+  }
   void forget(const Value* v) {
     types_.erase(v);
     tensors_.erase(v);
@@ -135,6 +138,7 @@ class Engine {
   void infer(Node& node);
   bool evaluate(Node& node);
   void infer_types(Node& node);
+  bool infer_loop(Node& node);
   void name_unknown(Node& node);
   void note_contents(Node& node);
   const onnx::OpSchema* schema_of(const Node& node);
@@ -318,6 +322,7 @@ void Engine::infer_types(Node& node) {
   const onnx::OpSchema* schema = schema_of(node);
   if (schema && !schema->has_type_and_shape_inference_function()) infer_without_schema(node);
   if (!schema || !schema->has_type_and_shape_inference_function()) return;
+  if (node.is("Loop") && infer_loop(node)) return;
   NodeContext context(*this, node);
   try {
     if (node.is("Einsum") && !is_einsum_equation(node.get_string("equation", "")))
@@ -331,6 +336,60 @@ void Engine::infer_types(Node& node) {
   for (size_t i = 0; i < node.outputs.size(); ++i)
     if (node.outputs[i]) node.outputs[i]->type = type_from_proto(context.output(i));
   if (node.is("Einsum") && node.out(0)) correct_einsum(node);
+}
+
+// What is true of a value that is now of the one type and now of the other.
+Type common_type(const Type& a, const Type& b) {
+  Type common = a.kind == Type::Kind::unknown ? b : a;
+  if (common.element) {
+    static const Type unknown;
+    common.element = std::make_shared<Type>(common_type(*common.element, a.kind == b.kind && b.element ? *b.element : unknown));
+  }
+  if (!common.is_tensor()) return common;
+  if (common.dtype == DType::undefined) common.dtype = b.dtype;
+  if (a.kind != b.kind || !a.shape || !b.shape || a.shape->size() != b.shape->size()) {
+    common.shape.reset();
+    return common;
+  }
+  for (size_t d = 0; d < a.shape->size(); ++d)
+    if ((*a.shape)[d] != (*b.shape)[d]) (*common.shape)[d] = Dim();
+  return common;
+}
+
+// ONNX's inference gives carried values no shape, since a pass may change it. Here they have what the initial value and the results of all
+// passes have in common. False where the body does not fit the node, or is not understood.
+bool Engine::infer_loop(Node& node) {
+  const GraphPtr body = node.get_graph("body");
+  if (!body || node.inputs.size() < 2 || body->inputs.size() != node.inputs.size() || body->outputs.size() + 1 < body->inputs.size())
+    return false;
+  const size_t carried = node.inputs.size() - 2;
+  std::vector<Type> types = {Type::tensor(DType::int64, Shape{}),
+                             node.input(1) ? node.input(1)->type : Type::tensor(DType::boolean, Shape{})};
+  for (size_t k = 0; k < carried; ++k) types.push_back(node.input(2 + k) ? node.input(2 + k)->type : body->inputs[2 + k]->type);
+  std::vector<std::pair<Value*, Type>> hints;
+  for_each_graph(*body, [&](Graph& graph) {
+    for (Value& v : graph.all_values()) hints.emplace_back(&v, v.type);
+  });
+  const auto faults = std::ssize(facts_.faults);
+  for (bool settled = false; !settled;) {
+    facts_.faults.erase(facts_.faults.begin() + faults, facts_.faults.end());  // the last round's alone count
+    for (const auto& [value, hint] : hints) value->type = hint;
+    for (size_t i = 0; i < types.size(); ++i) body->inputs[i]->type = types[i];
+    run_body(*body);
+    settled = true;
+    for (size_t i = 1; i < types.size(); ++i) {
+      Type common = common_type(types[i], body->outputs[i - 1]->type);
+      settled = settled && common == types[i];
+      types[i] = std::move(common);
+    }
+  }
+  for (size_t o = 0; o < node.outputs.size() && o + 1 < body->outputs.size(); ++o) {
+    if (!node.outputs[o]) continue;
+    Type& type = node.outputs[o]->type;
+    type = o < carried ? types[2 + o] : body->outputs[1 + o]->type;
+    if (o >= carried && type.shape) type.shape->insert(type.shape->begin(), Dim());  // a row from each pass
+  }
+  return true;
 }
 
 // A dimension of which nothing is known gets a symbol, so that arithmetic on it can cancel: [?, ?, 64] reshaped to its own first two

@@ -249,6 +249,129 @@ INSTANTIATE_TEST_SUITE_P(
             "Exp Identity Unsqueeze Unsqueeze Unsqueeze Concat Unsqueeze Unsqueeze Unsqueeze Concat"}),
     [](const auto& info) { return info.param.name; });
 
+// --- loops that stay loops ---
+
+struct LoopGradientCase {
+  std::string name, text;
+  std::vector<std::string> without_gradient;
+};
+
+class GradientOfALoop : public ::testing::TestWithParam<LoopGradientCase> {};
+
+// With the condition `c`, and without it: no pass.
+TEST_P(GradientOfALoop, AgreesWithDifferences) {
+  EXPECT_EQ(failure(GetParam().text, true, GetParam().without_gradient), "");
+  EXPECT_EQ(failure(GetParam().text, false, GetParam().without_gradient), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, GradientOfALoop,
+    ::testing::Values(
+        LoopGradientCase{"UntilItIsLarge",
+                         R"(g (double[2,3] x, double[3,3] w, bool c) => (double loss) <int64 n = {9}, double most = {40}> {
+                              y = Loop(n, c, x) <body = t (int64 i, bool e, double[2,3] a) => (bool d, double[2,3] b) {
+                                p = MatMul(a, w)  q = Sin(p)  r = Mul(q, a)  b = Add(r, a)  s = ReduceSumSquare<keepdims=0>(b)
+                                d = Less(s, most) }>
+                              z = Mul(y, y)  loss = ReduceSum<keepdims=0>(z) })"},
+        LoopGradientCase{"WhatIsStacked",
+                         R"(g (double[2] x, double[2] w, bool c) => (double loss) <int64 n = {3}, double most = {1000}> {
+                              y, r = Loop(n, c, x) <body = t (int64 i, bool e, double[2] a) => (bool d, double[2] b, double[2] s) {
+                                b = Mul(a, w)  s = Exp(b)  m = ReduceMax<keepdims=0>(s)  d = Less(m, most) }>
+                              k = Mul(r, r)  v = ReduceSum<keepdims=0>(k)  u = ReduceSum<keepdims=0>(y)  loss = Add(u, v) })"},
+        LoopGradientCase{"RowsOfOuterValues",
+                         R"(g (double[4,2] x, double[3,4,2] z, double[2] h, bool c) => (double loss) <int64 n = {3}, double most = {1000}> {
+                              y = Loop(n, c, h) <body = t (int64 i, bool e, double[2] a) => (bool d, double[2] b) {
+                                p = Gather(x, i)  q = Gather<axis=1>(z, i)  f = ReduceSum<keepdims=0>(q)  k = Mul(a, p)  l = Mul(k, f)
+                                b = Add(a, l)  m = ReduceMax<keepdims=0>(b)  d = Less(m, most) }>
+                              loss = ReduceSum<keepdims=0>(y) })"},
+        // The rows' places follow from what is carried, and come twice.
+        LoopGradientCase{"RowsOfACountThatIsCarried",
+                         R"(g (double[4,2] x, double[2] h, bool c) => (double loss)
+                              <int64 n = {3}, int64[2] k = {3, 1}, double most = {1000}> {
+                              o, y = Loop(n, c, k, h) <body = t (int64 i, bool e, int64[2] u, double[2] a) => (bool d, int64[2] v, double[2] b) {
+                                p = Gather(x, u)  q = ReduceProd<keepdims=0>(p)  f = Mul(q, a)  b = Add(f, a)  v = Sub(u, i)
+                                m = ReduceMax<keepdims=0>(b)  d = Less(m, most) }>
+                              loss = ReduceSum<keepdims=0>(y) })"},
+        // Two values change places in each pass; one is handed on; a counter is carried and multiplied.
+        LoopGradientCase{"SeveralCarried",
+                         R"(g (double[2] x, double[2] w, double[2] v, bool c) => (double loss)
+                              <int64 n = {4}, int64 one = {1}, double most = {1000}> {
+                              k, p, q, r = Loop(n, c, one, x, w, v)
+                                <body = t (int64 i, bool e, int64 s, double[2] a, double[2] b, double[2] f)
+                                       => (bool d, int64 u, double[2] b, double[2] g, double[2] f) {
+                                u = Add(s, one)  m = CastLike(u, a)  g = Mul(a, m)  h = ReduceMax<keepdims=0>(g)  d = Less(h, most) }>
+                              y = Mul(p, q)  o = Mul(y, r)  loss = ReduceSum<keepdims=0>(o) })"},
+        LoopGradientCase{"InALoop",
+                         R"(g (double[2] x, double[2] w, double[3,2] z, bool c) => (double loss) <int64 n = {2}, double most = {1000}> {
+                              y = Loop(n, c, x) <body = t (int64 i, bool e, double[2] a) => (bool d, double[2] b) {
+                                s = Gather(z, i)
+                                b = Loop(n, e, a) <body = u (int64 j, bool f, double[2] p) => (bool g, double[2] q) {
+                                  k = Mul(p, w)  l = Gather(z, j)  o = Mul(l, s)  q = Add(k, o)  m = ReduceMax<keepdims=0>(q)
+                                  g = Less(m, most) }>
+                                h = ReduceMax<keepdims=0>(b)  d = Less(h, most) }>
+                              v = Mul(y, y)  loss = ReduceSum<keepdims=0>(v) })"},
+        LoopGradientCase{"OfBranches",
+                         R"(g (double[2] x, double[2] w, double[2] v, bool c) => (double loss)
+                              <int64 n = {3}, int64 one = {1}, double most = {1000}> {
+                              y = Loop(n, c, x) <body = t (int64 i, bool e, double[2] a) => (bool d, double[2] b) {
+                                f = Equal(i, one)
+                                b = If(f) <then_branch = p () => (double[2] k) { k = Mul(a, w) },
+                                           else_branch = q () => (double[2] l) { o = Mul(a, a)  l = Mul(o, v) }>
+                                m = ReduceMax<keepdims=0>(b)  d = Less(m, most) }>
+                              loss = ReduceSum<keepdims=0>(y) })"},
+        LoopGradientCase{"InABranch",
+                         R"(g (double[2] x, double[2] w, bool c) => (double loss) <int64 n = {3}, double most = {1000}> {
+                              y = If(c) <then_branch = p () => (double[2] k) {
+                                  k = Loop(n, , x) <body = t (int64 i, bool e, double[2] a) => (bool d, double[2] b) {
+                                    f = Mul(a, w)  b = Sin(f)  m = ReduceMax<keepdims=0>(b)  d = Less(m, most) }> },
+                                else_branch = q () => (double[2] l) { l = Mul(x, w) }>
+                              loss = ReduceSum<keepdims=0>(y) })"},
+        // w is needed by the passes that go on alone; v not at all.
+        LoopGradientCase{"OfTheConditionAlone",
+                         R"(g (double[2] x, double[2] w, double[2] v, bool c) => (double loss) <int64 n = {5}> {
+                              y, o = Loop(n, c, x, v) <body = t (int64 i, bool e, double[2] a, double[2] f) => (bool d, double[2] b, double[2] g) {
+                                b = Sin(a)  g = Mul(f, a)  s = ReduceSum<keepdims=0>(g)  m = ReduceMax<keepdims=0>(w)  d = Less(s, m) }>
+                              loss = ReduceSum<keepdims=0>(y) })",
+                         {"w", "v"}},
+        LoopGradientCase{"Scan",
+                         R"(g (double[2] h, double[4,3,2] x, double[3] z, double[2] w, bool c) => (double loss) <int64[1] rows = {0}> {
+                              last, all, back = Scan<num_scan_inputs=2, scan_input_axes=[1,0], scan_input_directions=[1,0],
+                                                     scan_output_axes=[1,0], scan_output_directions=[0,1],
+                                body = t (double[2] a, double[4,2] b, double e) => (double[2] r, double[2] d, double f) {
+                                  k = ReduceProd<keepdims=0>(b, rows)  l = Mul(k, a)  r = Add(l, w)  d = Mul(k, e)  f = Exp(e) }>(h, x, z)
+                              lu = ReduceSum<keepdims=0>(last)  al = Mul(all, all)  au = ReduceSum<keepdims=0>(al)
+                              zb = Mul(back, z)  bu = ReduceSum<keepdims=0>(zb)
+                              s = Add(lu, au)  loss = Add(s, bu) })"}),
+    [](const auto& info) { return info.param.name; });
+
+// The gradient of a Gather from an outer value is put in its place once, behind the loop, and the record holds what the way back needs.
+TEST(LoopGradient, StacksRowsAndRecordsWhatItNeeds) {
+  Model model = model_of(
+      R"(g (double[4,2] x, double[2] h, double[2] w) => (double loss) <int64 n = {3}, double most = {9}> {
+           y = Loop(n, , h) <body = t (int64 i, bool e, double[2] a) => (bool d, double[2] b) {
+             p = Gather(x, i)  q = Mul(a, w)  b = Add(p, q)  m = ReduceMax<keepdims=0>(b)  d = Less(m, most) }>
+           loss = ReduceSum<keepdims=0>(y) })");
+  add_gradients(model, model.graph->outputs[0], {model.graph->inputs[0], model.graph->inputs[1]});
+  EXPECT_EQ(ops(*model.graph),
+            "Loop{Gather Mul Add ReduceMax Less Identity} ReduceSum Expand Shape Squeeze Sub Loop{Mul Identity Identity Sub Identity} "
+            "ai.fretsaw.GatherGrad");
+}
+
+TEST(LoopGradient, RefusesWhatChangesItsSize) {
+  Model model = model_of(
+      R"(g (double[2] x) => (double loss) <int64 n = {3}, double most = {9}> {
+           y = Loop(n, , x) <body = t (int64 i, bool e, double[k] a) => (bool d, double[l] b) {
+             b = Concat<axis=0>(a, x)  m = ReduceMax<keepdims=0>(b)  d = Less(m, most) }>
+           loss = ReduceSum<keepdims=0>(y) })");
+  try {
+    add_gradients(model, model.graph->outputs[0], {model.graph->inputs[0]});
+    FAIL() << "no error";
+  } catch (const Error& e) {
+    EXPECT_THAT(e.what(), ::testing::HasSubstr("may change from pass to pass"));
+    EXPECT_EQ(e.op(), "Loop");
+  }
+}
+
 // --- training ---
 
 constexpr int64_t kWide = 6, kClasses = 5, kSteps = 4, kBatch = 8;
