@@ -51,6 +51,7 @@ struct BatchAxis {
   bool unknown_shape = false;               // of mixed values: which dimensions the batch is in is not known
 
   bool holds_batch() const { return axis >= 0; }
+  bool same_place(const BatchAxis& other) const { return axis == other.axis && outer == other.outer && inner == other.inner; }
 };
 
 class BatchRewriter;

@@ -105,6 +105,7 @@ bool BatchAnalysis::special(Node& node) {
       {"Reshape", &BatchAnalysis::reshape}, {"Expand", &BatchAnalysis::expand}, {"ConstantOfShape", &BatchAnalysis::constant_of_shape},
       {"Range", &BatchAnalysis::range},     {"Tile", &BatchAnalysis::tile},     {"Slice", &BatchAnalysis::slice},
       {"Resize", &BatchAnalysis::resize},   {"If", &BatchAnalysis::branch},     {"Squeeze", &BatchAnalysis::squeeze},
+      {"Loop", &BatchAnalysis::loop},       {"Scan", &BatchAnalysis::loop},
   };
   if (auto it = handlers.find(node.op); it != handlers.end()) {
     (this->*it->second)(node);

@@ -24,6 +24,10 @@ inline bool is_one_of(const Node& node, std::initializer_list<const char*> ops) 
   return node.domain.empty() && std::any_of(ops.begin(), ops.end(), [&](const char* op) { return node.op == op; });
 }
 
+inline int64_t axis_from_front(int64_t axis, size_t rank) {
+  return axis < 0 ? axis + static_cast<int64_t>(rank) : axis;
+}
+
 // What a value that does not depend on the batch looks like along a dimension that meets the batch.
 struct RowPattern {
   enum class Kind : uint8_t { uniform, sample_index, varying } kind = Kind::varying;
@@ -104,8 +108,13 @@ class BatchAnalysis {
   bool max_pool(Node& node);
   bool max_unpool(Node& node);
   bool sequence(Node& node);
-  void branch(Node& node);
   void squeeze(Node& node);
+  // batch_bodies.cpp
+  void branch(Node& node);
+  void loop(Node& node);
+  BatchAxis carried_axis(const Value* value);
+  BatchAxis slice_axis(const Node& node, size_t input);
+  void forget(Graph& body);
 
   // batch_contents.cpp
   std::optional<Contents> contents(const Value* value);
@@ -125,6 +134,7 @@ class BatchAnalysis {
   std::vector<std::pair<Value*, int>> inputs_;
   std::unordered_map<const Value*, Contents> contents_;
   std::map<std::pair<const Value*, size_t>, RowPattern> patterns_;
+  std::unordered_map<const Value*, const Value*> begins_;  // while a loop's first pass is looked at: what it carries -> how that begins
   int fresh_count_ = 0;
 };
 

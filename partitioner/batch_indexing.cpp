@@ -5,14 +5,6 @@
 #include "partitioner/batch_analysis.h"
 
 namespace fretsaw {
-namespace {
-
-int64_t axis_from_front(int64_t axis, size_t rank) {
-  return axis < 0 ? axis + static_cast<int64_t>(rank) : axis;
-}
-
-}  // namespace
-
 // Along the batch axis, joined batches lie one after the other: [2 batch, ...], outer = 2. On the last axis, index columns are joined.
 bool BatchAnalysis::concat(Node& node) {
   bool numbers = false, along = false, any = false;
@@ -267,8 +259,7 @@ bool BatchAnalysis::sequence(Node& node) {
     }
     if (node.is("SequenceInsert") && i == 0 && v->producer && v->producer->is("SequenceEmpty")) continue;
     BatchAxis b = axis_of_value(v);
-    bool same = !common || (common->axis == b.axis && common->outer == b.outer && common->inner == b.inner);
-    if (!same) throw Mixing{"its elements hold the batch in different dimensions"};
+    if (common && !common->same_place(b)) throw Mixing{"its elements hold the batch in different dimensions"};
     common = b;
   }
   if (!common || !common->holds_batch()) return true;
@@ -290,33 +281,6 @@ bool BatchAnalysis::sequence(Node& node) {
   }
   axes[node.out(0)] = *common;
   return true;
-}
-
-// Both branches are followed; which one is taken may not depend on the samples.
-void BatchAnalysis::branch(Node& node) {
-  if (axes.count(node.input(0)) || sized(node.input(0))) throw Mixing{"which branch is taken depends on the samples of the batch"};
-  std::vector<GraphPtr> both = bodies(node);
-  for (const GraphPtr& body : both) visit_graph(*body);
-  for (size_t o = 0; o < node.outputs.size(); ++o) {
-    Value* out = node.outputs[o];
-    if (!out) continue;
-    std::optional<BatchAxis> common;
-    for (const GraphPtr& body : both) {
-      Value* v = o < body->outputs.size() ? body->outputs[o] : nullptr;
-      if (!v) throw Mixing{"its branches have different outputs"};
-      BatchAxis b = axis_of_value(v);
-      if (sized(v)) throw Mixing{"it computes with the size of the batch"};
-      if (b.mixed) throw Mixing{b.mixed->why, "", b.unknown_shape};
-      if (common && (common->axis != b.axis || !(common->outer == b.outer) || !(common->inner == b.inner)))
-        throw Mixing{"its branches hold the batch in different dimensions"};
-      if (common) {
-        b.uniform &= common->uniform;
-        if (b.sample_index != common->sample_index) b.sample_index.clear();
-      }
-      common = b;
-    }
-    if (common && common->holds_batch()) axes[out] = *common;
-  }
 }
 
 }  // namespace fretsaw

@@ -129,6 +129,7 @@ RowPattern BatchAnalysis::pattern(const Value* value, size_t dim, const DimProdu
       if (!size || *size != outer * batch_ * inner || !batch_.is_number()) return varying("has a fixed size along the batch axis");
       return constant_pattern(*value, dim, batch_.number, inner.number);
     }
+    if (const auto begin = begins_.find(value); begin != begins_.end()) return pattern(begin->second, dim, outer, inner);
     if (!value->producer) return varying("is an input without a batch axis");
     return produced_pattern(*value, dim, outer, inner);
   };

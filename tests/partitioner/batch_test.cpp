@@ -242,6 +242,18 @@ const Refused kRefused[] = {
     {"g (float[4,5] x) => (y) { s = ReduceSum<keepdims=0>(x) z = Constant<value_float=0.0>() c = Less(s, z) "
      "y = If(c) <then_branch = t () => (float[4,5] a) { a = Relu(x) }, else_branch = e () => (float[4,5] b) { b = Neg(x) }> }",
      "(ReduceSum)"},
+    {"g (float[4,5] x) => (y) { y = Loop( , , x) <body = t (int64 i, bool c, float[4,5] a) => (bool d, float[4,5] b) { "
+     "b = Mul(a, x) s = ReduceSum<keepdims=0>(b) z = Constant<value_float=0.0>() d = Less(s, z) }> }",
+     "(Loop): output 'y' mixes the samples of the batch: whether it goes on depends on the samples of the batch"},
+    {"g (float[4,5] x, float[5] h) => (y) { y = Scan<num_scan_inputs=1, body = t (float[5] a, float[5] r) => (float[5] b) { b = Add(a, r) "
+     "}>(h, x) }",
+     "(Scan): output 'y' mixes the samples of the batch: it goes through the samples one after another"},
+    {"g (float[4,4] x) => (y) { n = Constant<value_int=2>() y = Loop(n, , x) <body = t (int64 i, bool c, float[4,4] a) => "
+     "(bool d, float[4,4] b) { d = Identity(c) b = Transpose(a) }> }",
+     "(Loop): output 'y' mixes the samples of the batch: what it carries does not hold the batch in one place"},
+    {"g (float[2,3] x) => (y) <float[2,3] h = {1, 2, 3, 4, 5, 6}> { n = Constant<value_int=2>() y = Loop(n, , h) "
+     "<body = t (int64 i, bool c, float[2,3] a) => (bool d, float[2,3] b) { d = Identity(c) b = Mul(a, x) }> }",
+     "(Loop): output 'y' mixes the samples of the batch: its operand 'a' holds a different constant for each sample"},
     {"g (float[2,1,4,4] x) => (y, i) { y, i = MaxPool<kernel_shape=[2,2]>(x) }", "its indices count over the whole tensor"},
     {"g (float[2,1,5,5] x) => (y) { p, i = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x) "
      "y = MaxUnpool<kernel_shape=[2,2], strides=[2,2]>(p, i) }",
@@ -254,6 +266,20 @@ TEST(BatchBranches, AreFollowedWhenTheConditionIsTheSameForAll) {
       "g (float[4,5] x, bool c) => (y) { y = If(c) <then_branch = t () => (float[4,5] a) { a = Relu(x) }, "
       "else_branch = e () => (float[4,5] b) { s = Constant<value_ints=[4,5]>() b = Reshape(x, s) }> }");
   EXPECT_EQ(d.facts.axes.at(output(d)).axis, 0);
+}
+
+// Through what is carried, and the rows that are stacked. `h` begins with equal rows: it becomes as many as there are samples.
+TEST(BatchLoops, AreFollowedWhenAllSamplesTakeTheSamePasses) {
+  Divided d = divide(
+      "g (float[4,3,5] x, bool c) => (y) <float[4,5] h = {0,0,0,0,0, 0,0,0,0,0, 0,0,0,0,0, 0,0,0,0,0}> { n = Constant<value_int=3>() "
+      "z, y = Loop(n, c, h) <body = t (int64 i, bool p, float[4,5] a) => (bool q, float[4,5] b, float[5,4] r) { "
+      "q = Identity(p) e = Gather<axis=1>(x, i) f = Add(a, e) s = Constant<value_ints=[4,5]>() b = Reshape(f, s) r = Transpose(b) }> }");
+  EXPECT_EQ(d.facts.axes.at(output(d)).axis, 2);
+  Divided s = divide(
+      "g (float[3,4,5] x, float[4,5] h) => (y) { z, y = Scan<num_scan_inputs=1, scan_input_axes=[-3], scan_output_axes=[1], "
+      "body = t (float[4,5] a, float[4,5] r) => (float[4,5] b, float[4,5] o) { b = Add(a, r) o = Neg(b) }>(h, x) }",
+      {{"x", 1}, {"h", 0}});
+  EXPECT_EQ(s.facts.axes.at(output(s)).axis, 0);
 }
 
 // What exporters ask the model for is known before the batch is followed: the branch of a squeeze, and the scales of a Resize.
