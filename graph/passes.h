@@ -46,7 +46,10 @@ struct UnrollOptions {
   int64_t most_nodes = 50000;  // that all passes of the model's loops may have together
 };
 void unroll_loops(Model& model, const UnrollOptions& options = {});
-// The Scans among them that are wanted become Loops, whose passes gather their slices (graph/passes/scans_to_loops.cpp). Needs inferred
+// Lists that all passes of a loop append one tensor of one size to, and that are taken as tensors behind it, become the loop's stacked rows
+// (graph/passes/stack_lists.cpp).
+void stack_lists(Model& model);
+// Scans that are wanted become Loops, whose passes gather their slices (graph/passes/scans_to_loops.cpp). Needs inferred
 // types.
 void scans_to_loops(Graph& graph, const std::function<bool(const Node&)>& wanted);
 // Gathers that take one place each of an axis become one Split (graph/passes/split_gathers.cpp).

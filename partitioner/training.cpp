@@ -37,6 +37,7 @@ namespace {
 std::vector<Pass> training_passes() {
   std::vector<Pass> passes = normalise_passes();
   passes.push_back({"unroll-loops", [](Model& model) { unroll_loops(model); }});
+  passes.push_back({"stack-lists", stack_lists});
   passes.push_back({"batch-norms-for-inference", [](Model& model) { batch_norms_for_inference(*model.graph); }});
   passes.push_back({"remove-identities", remove_identities});
   passes.push_back({"split-gathers", split_gathers});

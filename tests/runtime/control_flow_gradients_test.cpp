@@ -1,49 +1,17 @@
-// Gradients through branches and loops: those of an If against differences, and loops as the passes they are unrolled into.
+// Gradients through branches and loops, against differences.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "graph/gradients.h"
-#include "tests/graph/text_model.h"
-#include "tests/runtime/training_runs.h"
+#include "tests/runtime/double_models.h"
 
 namespace fretsaw {
 namespace {
 
-using namespace testing_plans;
+using namespace double_models;
 using testing::ops;
-using testing::parse_model;
-using Inputs = std::map<std::string, RuntimeValue>;
-
-Model model_of(const std::string& text) {
-  Model model = parse_model(static_cast<int>(newest_opset()), text);
-  run_passes(model, normalise_passes());
-  infer_shapes(model);
-  return model;
-}
-
-RuntimeValue doubles(const Dims& dims, const std::vector<double>& numbers) {
-  RuntimeValue value = make_value(DType::float64, dims);
-  std::copy(numbers.begin(), numbers.end(), value.tensor.as<double>());
-  return value;
-}
-std::vector<double> random_numbers(int64_t count, unsigned seed) {
-  const std::vector<float> numbers = noise(static_cast<size_t>(count), seed);
-  return {numbers.begin(), numbers.end()};
-}
-Inputs random_inputs(const Model& model, bool condition) {
-  Inputs inputs;
-  unsigned seed = 1;
-  for (const Value* v : model.graph->inputs) {
-    const Dims dims = dims_of(*v->type.shape);
-    inputs[v->name] = v->type.dtype == DType::boolean ? bool_value(condition) : doubles(dims, random_numbers(count_of(dims), seed++));
-  }
-  return inputs;
-}
-std::vector<RuntimeValue> run_model(const Model& model, const Inputs& inputs) {
-  return Session(make_plan({std::make_shared<Model>(clone(model))}), {.threads = 1}).run(inputs);
-}
 
 // "" where the gradients of the model's float inputs agree with differences along a direction.
 std::string failure(const std::string& text, bool condition, const std::vector<std::string>& without_gradient = {}) {
@@ -155,99 +123,6 @@ TEST(IfGradient, ABranchOfConstantsLearnsNothing) {
     })";
   EXPECT_EQ(failure(kText, true, {"w"}), "");
 }
-
-// --- loops ---
-
-struct LoopCase {
-  std::string name, text, unrolled;  // the operators of the unrolled graph
-};
-
-class UnrolledLoop : public ::testing::TestWithParam<LoopCase> {};
-
-TEST_P(UnrolledLoop, DoesWhatTheLoopDoes) {
-  const LoopCase& c = GetParam();
-  const Model given = model_of(c.text);
-  Model model = clone(given);
-  unroll_loops(model);
-  verify(*model.graph);
-  EXPECT_EQ(ops(*model.graph), c.unrolled);
-  const Inputs inputs = random_inputs(given, true);
-  const std::vector<RuntimeValue> wanted = run_model(given, inputs), got = run_model(model, inputs);
-  ASSERT_EQ(got.size(), wanted.size());
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    EXPECT_EQ(got[i].tensor.dims, wanted[i].tensor.dims) << i;
-    EXPECT_EQ(elements<double>(got[i]), elements<double>(wanted[i])) << i;
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    Cases, UnrolledLoop,
-    ::testing::Values(
-        LoopCase{"CarriedAndRows",
-                 R"(g (double[2] x, double[2] w) => (double[2] y, double[3,2] r) <int64 n = {3}> {
-                      y, r = Loop(n, , x) <body = t (int64 i, bool c, double[2] a) => (bool d, double[2] b, double[2] s) {
-                        d = Identity(c)  b = Mul(a, w)  s = Neg(a) }> })",
-                 "Mul Neg Mul Neg Mul Neg Identity Unsqueeze Unsqueeze Unsqueeze Concat"},
-        LoopCase{"OfTheNumberOfThePass",
-                 R"(g (double[3,2] x) => (double[2] y) <int64 n = {2}, bool go = {1}, int64 zero = {0}> {
-                      f = Gather(x, zero)
-                      y = Loop(n, go, f) <body = t (int64 i, bool c, double[2] a) => (bool d, double[2] b) {
-                        e = Gather(x, i)  b = Sub(e, a)  d = Identity(c) }> })",
-                 "Gather Gather Sub Gather Sub Identity"},
-        LoopCase{"NoPass",
-                 R"(g (double[2] x) => (double[2] y) <int64 n = {0}> {
-                      z = Loop(n, , x) <body = t (int64 i, bool c, double[2] a) => (bool d, double[2] b) { d = Identity(c)  b = Exp(a) }>
-                      y = Neg(z) })",
-                 "Neg"},
-        LoopCase{"EndsByACondition",
-                 R"(g (double[2] x) => (double[2] y) <int64 n = {9}, double most = {3}> {
-                      y = Loop(n, , x) <body = t (int64 i, bool c, double[2] a) => (bool d, double[2] b) {
-                        b = Exp(a)  s = ReduceMax<keepdims=0>(b)  d = Less(s, most) }> })",
-                 "Loop{Exp ReduceMax Less}"},
-        // As `while` is written: the condition follows from a counter that the loop carries.
-        LoopCase{
-            "AsLongAsACounterIsBelow",
-            R"(g (double[2] x) => (double[2] y) <int64 n = {9223372036854775807}, bool go = {1}, int64 z = {0}, int64 two = {2}, int64 end = {5}> {
-                      k, y = Loop(n, go, z, x) <body = t (int64 i, bool c, int64 p, double[2] a) => (bool d, int64 q, double[2] b) {
-                        w = CastLike(two, p)  q = Add(p, w)  l = Less(q, end)  d = And(c, l)  b = Exp(a) }> })",
-            "Exp Exp Exp Identity"},
-        LoopCase{"ACounterThatMayRunFurtherThanTheLimit",
-                 R"(g (double[2] x) => (double[2] y) <int64 n = {2}, bool go = {1}, int64 end = {1}> {
-                      y = Loop(n, go, x) <body = t (int64 i, bool c, double[2] a) => (bool d, double[2] b) {
-                        l = Greater(i, end)  d = Not(l)  b = Exp(a) }> })",
-                 "Exp Exp Identity"},
-        LoopCase{"LoopInALoop",
-                 R"(g (double[2] x) => (double[2] y) <int64 n = {2}> {
-                      z = Loop(n, , x) <body = t (int64 i, bool c, double[2] a) => (bool d, double[2] b) {
-                        b = Loop(n, c, a) <body = u (int64 j, bool e, double[2] p) => (bool f, double[2] q) { f = Identity(e)  q = Sin(p) }>
-                        d = Identity(c) }>
-                      y = Neg(z) })",
-                 "Sin Sin Sin Sin Neg"},
-        LoopCase{"AListThatIsAppendedTo",
-                 R"(g (double[2] x) => (double[3,2] y) <int64 n = {3}> {
-                      s = SequenceEmpty<dtype=11>()
-                      z, l = Loop(n, , x, s) <body = t (int64 i, bool c, double[2] a, seq(double) m) => (bool d, double[2] b, seq(double) o) {
-                        d = Identity(c)  b = Cos(a)  o = SequenceInsert(m, b) }>
-                      y = ConcatFromSequence<axis=0, new_axis=1>(l) })",
-                 "Cos Cos Cos Unsqueeze Unsqueeze Unsqueeze Concat"},
-        LoopCase{"ABranchOfThePass",
-                 R"(g (double[2] x) => (double[2] y) <int64 n = {3}, int64 one = {1}> {
-                      z = Loop(n, , x) <body = t (int64 i, bool c, double[2] a) => (bool d, double[2] b) {
-                        w = Equal(i, one)
-                        b = If(w) <then_branch = p () => (double[2] e) { e = Sin(a) }, else_branch = q () => (double[2] f) { f = Cos(a) }>
-                        d = Identity(c) }>
-                      y = Neg(z) })",
-                 "Cos Sin Cos Neg"},
-        LoopCase{
-            "ScanFromTheEnd",
-            R"(g (double[2] h, double[4,3,2] x, double[3] z) => (double[2] last, double[2,3] all, double[3] back) <int64[1] rows = {0}> {
-                      last, all, back = Scan<num_scan_inputs=2, scan_input_axes=[1,0], scan_input_directions=[1,0], scan_output_axes=[1,0],
-                                             scan_output_directions=[0,1],
-                        body = t (double[2] a, double[4,2] b, double e) => (double[2] c, double[2] d, double f) {
-                          k = ReduceSum<keepdims=0>(b, rows)  c = Mul(k, a)  d = Neg(k)  f = Exp(e) }>(h, x, z) })",
-            "Split Squeeze Squeeze Squeeze Split Squeeze Squeeze Squeeze ReduceSum Mul Neg Exp ReduceSum Mul Neg Exp ReduceSum Mul Neg "
-            "Exp Identity Unsqueeze Unsqueeze Unsqueeze Concat Unsqueeze Unsqueeze Unsqueeze Concat"}),
-    [](const auto& info) { return info.param.name; });
 
 // --- loops that stay loops ---
 
@@ -371,79 +246,6 @@ TEST(LoopGradient, RefusesWhatChangesItsSize) {
     EXPECT_EQ(e.op(), "Loop");
   }
 }
-
-// --- training ---
-
-constexpr int64_t kWide = 6, kClasses = 5, kSteps = 4, kBatch = 8;
-
-GraphPtr new_body(Graph& parent) {
-  auto body = std::make_shared<Graph>();
-  body->parent = &parent;
-  return body;
-}
-
-// A recurrence over the steps of each sample, a Scan, and layers of which a parameter chooses one, with a weight of the first stage in
-// both.
-Model branching_model() {
-  Model model = *new_model();
-  Graph& g = *model.graph;
-  Value* x = add_input(model, "x", DType::float32, {Dim("batch"), Dim(kSteps * kWide)});
-  Value* first = add_weight(g, "first", {kWide, kWide}, 1);
-  Value* shape = g.add_constant("steps", make_int64s({-1, kSteps, kWide}));
-  Value* steps = add_node(g, "Transpose", {add_node(g, "Reshape", {x, shape}, "split")}, "rows", {attribute("perm", Dims{1, 0, 2})});
-  Value* start = add_node(g, "Gather", {steps, g.add_constant("zero", make_int64(0))}, "start");
-  GraphPtr pass = new_body(g);
-  pass->inputs = {pass->add_value("before"), pass->add_value("row")};
-  Value* turned = add_node(*pass, "MatMul", {pass->inputs[0], first}, "turned");
-  pass->outputs = {add_node(*pass, "Tanh", {add_node(*pass, "Add", {turned, pass->inputs[1]}, "moved")}, "after")};
-  Value* h = add_node(g, "Scan", {start, steps}, "state", {attribute("body", pass), attribute("num_scan_inputs", int64_t{1})});
-  for (int layer = 0; layer < 3; ++layer) {
-    const auto named = [&](const char* name) { return name + std::to_string(layer); };
-    h = add_node(g, "Relu",
-                 {add_node(g, "MatMul", {h, add_weight(g, named("w"), {kWide, kWide}, 10 + static_cast<unsigned>(layer))}, named("p"))},
-                 named("h"));
-    Value* gate = add_row(g, named("gate"), 1, layer == 1 ? -1.0F : 1.0F);
-    Value* sum = add_node(g, "ReduceSum", {gate}, named("sum"), {attribute("keepdims", int64_t{0})});
-    Value* chosen = add_node(g, "Greater", {sum, g.add_constant(named("none"), floats({}, {0}))}, named("chosen"));
-    GraphPtr yes = new_body(g), no = new_body(g);
-    yes->outputs = {add_node(*yes, "Add", {add_node(*yes, "MatMul", {h, first}, "q"), h}, "a")};
-    no->outputs = {add_node(*no, "Mul", {add_node(*no, "MatMul", {h, add_weight(g, named("u"), {kWide, kWide}, 20)}, "r"), gate}, "b")};
-    h = add_node(g, "If", {chosen}, named("y"), {attribute("then_branch", yes), attribute("else_branch", no)});
-  }
-  g.outputs = {add_node(g, "MatMul", {h, add_weight(g, "head", {kWide, kClasses}, 30)}, "scores")};
-  name_nodes_by_outputs(g);
-  return model;
-}
-
-struct TrainingCase {
-  std::string name;
-  int data = 1, pipeline = 1, tensor = 1, micro_batches = 1;
-  std::string schedule = "1f1b", precision = "fp32", recompute = "none";
-  int zero = 0;
-};
-
-std::vector<double> train(const TrainingCase& c) {
-  TrainingOptions training = with_optimizer("sgd:lr=0.1", c.precision);
-  training.recompute = c.recompute, training.zero = c.zero;
-  Trainer trainer = trainer_of(branching_model(), cut_of(c), training);
-  const Batch batch = classified_noise(kSteps * kWide, some_classes(kBatch, kClasses, 3), 5);
-  return losses_of(trainer, 5, 0.1, [&](int) { return batch; });
-}
-
-class TrainingBranches : public ::testing::TestWithParam<TrainingCase> {};
-
-TEST_P(TrainingBranches, TrainAsOnOneRank) {
-  const std::vector<double> wanted = train({"whole"}), got = train(GetParam());
-  EXPECT_LT(wanted.back(), wanted.front());
-  expect_close(got, wanted, GetParam().precision == "fp32" ? 1e-5 : 2e-2);
-}
-INSTANTIATE_TEST_SUITE_P(Ways, TrainingBranches,
-                         ::testing::Values(TrainingCase{"Pipeline", 1, 2}, TrainingCase{"FourStages", 1, 4, 1, 4},
-                                           TrainingCase{"ZeroBubble", 1, 2, 1, 4, "zero-bubble-h1"}, TrainingCase{"Tensor", 1, 1, 2},
-                                           TrainingCase{"Data", 2}, TrainingCase{"Bfloat16", 1, 2, 1, 2, "1f1b", "bf16"},
-                                           TrainingCase{"Recompute", 1, 2, 1, 2, "1f1b", "fp32", "all"},
-                                           TrainingCase{"DividedParameters", 2, 2, 1, 1, "1f1b", "fp32", "none", 3}),
-                         [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace fretsaw
