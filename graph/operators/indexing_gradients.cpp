@@ -13,9 +13,8 @@ std::vector<Value*> gather_gradient(GradientContext& c) {
       c, c.add_own("GatherGrad", {c.of_output(), c.input(1), c.shape_value(c.input(0))}, {{"axis", c.node().get_int("axis", 0)}}));
 }
 
-std::vector<Attribute> adding(GradientContext& c) {
-  std::vector<Attribute> attributes = c.attributes({"axis"});
-  attributes.push_back({"reduction", std::string("add")});
+std::vector<Attribute> with_reduction(std::vector<Attribute> attributes, const char* reduction) {
+  attributes.push_back({"reduction", std::string(reduction)});
   return attributes;
 }
 
@@ -28,7 +27,7 @@ Value* added_up(GradientContext& c, const char* scatter, Value* indices, const s
 }
 
 std::vector<Value*> gather_elements_gradient(GradientContext& c) {
-  return only_first(c, added_up(c, "ScatterElements", c.input(1), adding(c)));
+  return only_first(c, added_up(c, "ScatterElements", c.input(1), with_reduction(c.attributes({"axis"}), "add")));
 }
 
 // The indices of a GatherND with the places along its batch dimensions written in front of each tuple.
@@ -55,25 +54,46 @@ std::vector<Value*> gather_nd_gradient(GradientContext& c) {
   return only_first(c, added_up(c, "ScatterND", whole_tuples(c), {{"reduction", std::string("add")}}));
 }
 
+// What both of the data and its updates get, by a formula of the gradient and them, computed in float32 at least.
+template <typename Formula>
+std::vector<Value*> of_data_and_updates(GradientContext& c, const Formula& formula) {
+  std::vector<Value*> found = c.none();
+  const DType type = c.of_output()->type.dtype, wide = bits_of(type) < 32 ? DType::float32 : type;
+  const auto widened = [&](Value* x) { return cast_to(wide, Term(c, x)); };
+  const auto [of_data, of_updates] = formula(widened(c.of_output()), widened(c.input(0)), widened(c.input(2)));
+  if (c.wants(0)) found[0] = cast_to(type, of_data);
+  if (c.wants(2)) found[2] = cast_to(type, of_updates);
+  return found;
+}
 // The largest or smallest of the data and its updates: the gradient goes to those that are, in equal parts.
 std::vector<Value*> scatter_extreme_gradient(GradientContext& c, const char* scatter, const char* gather) {
   Value* indices = c.input(1);
   const std::vector<Attribute> axis = c.attributes({"axis"});
-  std::vector<Attribute> add = axis;
-  add.push_back({"reduction", std::string("add")});
-  const auto shares = [&](const Term& g, const Term& data, const Term& updates, const Term& y) {
+  return of_data_and_updates(c, [&](const Term& g, const Term& data, const Term& updates) {
+    const Term y = cast_to(g.value->type.dtype, Term(c, c.output(0)));
     const Term there = y.made(gather, {y, indices}, axis);
     const Term kept = as_number(data == y, g), taken = as_number(updates == there, g);
-    const Term part = g / kept.made(scatter, {kept, indices, taken}, add);
+    const Term part = g / kept.made(scatter, {kept, indices, taken}, with_reduction(axis, "add"));
     return std::pair(part * kept, part.made(gather, {part, indices}, axis) * taken);
-  };
-  std::vector<Value*> found = c.none();
-  const DType type = c.of_output()->type.dtype, wide = bits_of(type) < 32 ? DType::float32 : type;
-  const auto widened = [&](Value* x) { return cast_to(wide, Term(c, x)); };
-  const auto [of_data, of_updates] = shares(widened(c.of_output()), widened(c.input(0)), widened(c.input(2)), widened(c.output(0)));
-  if (c.wants(0)) found[0] = cast_to(type, of_data);
-  if (c.wants(2)) found[2] = cast_to(type, of_updates);
-  return found;
+  });
+}
+
+// The product of the data and its updates: each gets the product of the others, which is 0 where another one is, and for the only 0 that
+// of all that are not.
+std::vector<Value*> scatter_product_gradient(GradientContext& c, const char* scatter, const char* gather) {
+  Value* indices = c.input(1);
+  const std::vector<Attribute> axis = c.attributes({"axis"});
+  return of_data_and_updates(c, [&](const Term& g, const Term& data, const Term& updates) {
+    const auto without_zeros = [](const Term& x) { return where(x == 0, 1, x); };
+    const Term factors = without_zeros(data), more = without_zeros(updates), zeros = as_number(data == 0, g);
+    const Term all = g * factors.made(scatter, {factors, indices, more}, with_reduction(axis, "mul"));
+    const Term none = zeros.made(scatter, {zeros, indices, as_number(updates == 0, g)}, with_reduction(axis, "add"));
+    const auto share = [](const Term& whole, const Term& zeros_there, const Term& own, const Term& factor) {
+      return where(zeros_there == as_number(own == 0, own), whole / factor, 0);
+    };
+    const auto there = [&](const Term& x) { return x.made(gather, {x, indices}, axis); };
+    return std::pair(share(all, none, data, factors), share(there(all), there(none), updates, more));
+  });
 }
 
 // The data, overwritten or added to by the updates. Of updates to one place the last stays, but all get the gradient, as in PyTorch.
@@ -81,6 +101,7 @@ std::vector<Value*> scatter_gradient(GradientContext& c, const char* scatter, co
   std::vector<Value*> found = c.none();
   const std::string reduction = c.node().get_string("reduction", "none");
   if (reduction == "max" || reduction == "min") return scatter_extreme_gradient(c, scatter, gather);
+  if (reduction == "mul") return scatter_product_gradient(c, scatter, gather);
   if (reduction != "none" && reduction != "add") c.refuse("there is no gradient for the reduction '" + reduction + "'");
   Value *g = c.of_output(), *indices = c.input(1);
   if (c.wants(0)) found[0] = reduction == "add" ? g : c.add(scatter, {g, indices, c.zeros_like(c.input(2))}, c.attributes({"axis"}));

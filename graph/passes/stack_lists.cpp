@@ -39,6 +39,7 @@ class ListStacker {
   struct List {
     std::vector<Value*> first;  // what it begins with
     Value* rows;                // [passes, ...]
+    int64_t rank;               // of an element
     Value* all = nullptr;       // both: made when it is asked for
   };
 
@@ -48,18 +49,23 @@ class ListStacker {
       return;
     for (size_t k = loop.inputs.size() - 2; k-- > 0;) {
       const std::optional<std::vector<Value*>> first = elements_of(loop.inputs[2 + k]);
-      Node* append = first ? append_of(*body, k) : nullptr;
+      Node* append = first ? append_of(*body, k, first->empty()) : nullptr;
       if (!append || !can_stack(*append->inputs[1], loop, *first) || !is_taken_as_tensors(loop.out(k))) continue;
       Value* rows = graph_.add_value(graph_.fresh_name(loop.name + "_rows"));
-      count_inside(*body, k, *append, std::ssize(*first));
-      if (Value* list = loop.out(k)) stacked_[list] = {*first, rows};
+      Value* row = append->inputs[1];
+      if (Value* list = loop.out(k)) stacked_[list] = {*first, rows, std::ssize(*row->type.shape)};
       loop.outputs.resize(body->outputs.size() - 1);
-      body->outputs.push_back(append->inputs[1]);
+      body->outputs.push_back(row);
+      Value* latest = follow_inside(*body, k, *append, std::ssize(*first));
       std::erase(body->nodes, append);
       append->outputs[0]->producer = nullptr;
-      erase(body->inputs, 2 + k), erase(body->outputs, 1 + k), erase(loop.inputs, 2 + k), erase(loop.outputs, k);
-      for (size_t o = k; o < loop.outputs.size(); ++o)
-        if (loop.outputs[o]) loop.outputs[o]->output = static_cast<int>(o);
+      if (latest) {  // is carried in the list's place
+        body->inputs[2 + k] = latest, body->outputs[1 + k] = row, loop.inputs[2 + k] = first->back(), loop.outputs[k] = nullptr;
+      } else {
+        erase(body->inputs, 2 + k), erase(body->outputs, 1 + k), erase(loop.inputs, 2 + k), erase(loop.outputs, k);
+        for (size_t o = k; o < loop.outputs.size(); ++o)
+          if (loop.outputs[o]) loop.outputs[o]->output = static_cast<int>(o);
+      }
       loop.outputs.push_back(nullptr);
       set_output(loop, loop.outputs.size() - 1, rows);
     }
@@ -74,21 +80,29 @@ class ListStacker {
     return std::nullopt;
   }
 
-  // The node that appends to a carried list, which does nothing else with it but count it.
-  static Node* append_of(Graph& body, size_t k) {
+  static bool takes_latest(const Node& node) {
+    const Value* index = node.is("SequenceAt") ? node.input(1) : nullptr;
+    const auto place = is_fixed(index) ? int_values(*index->constant) : std::nullopt;
+    return place && place->size() == 1 && (*place)[0] == -1;
+  }
+
+  // The node that appends to a carried list, with which the body does nothing else but count it and take its latest element.
+  static Node* append_of(Graph& body, size_t k, bool begins_empty) {
     Value *before = body.inputs[2 + k], *after = body.outputs[1 + k];
     Node* append = after->producer;
     if (!append || after->graph != &body || !append->is("SequenceInsert") || append->inputs[0] != before || append->input(2))
       return nullptr;
-    bool counts = true;
+    bool follows = true;
     for_each_graph(body, [&](Graph& graph) {
       for (const Node* node : graph.nodes)
         for (const Value* v : node->inputs)
-          if (v == before || v == after) counts = counts && ((v == before && node == append) || node->is("SequenceLength"));
-      counts = counts && std::count(graph.outputs.begin(), graph.outputs.end(), before) == 0 &&
-               std::count(graph.outputs.begin(), graph.outputs.end(), after) == (&graph == &body ? 1 : 0);
+          if (v == before || v == after)
+            follows = follows && ((v == before && node == append) || node->is("SequenceLength") ||
+                                  (takes_latest(*node) && (v == after || !begins_empty)));
+      follows = follows && std::count(graph.outputs.begin(), graph.outputs.end(), before) == 0 &&
+                std::count(graph.outputs.begin(), graph.outputs.end(), after) == (&graph == &body ? 1 : 0);
     });
-    return counts ? append : nullptr;
+    return follows ? append : nullptr;
   }
 
   static bool can_stack(const Value& row, const Node& loop, const std::vector<Value*>& first) {
@@ -101,18 +115,29 @@ class ListStacker {
     });
   }
 
-  // How long the list is before and after each pass follows from the pass's number.
-  static void count_inside(Graph& body, size_t k, const Node& append, int64_t begins_with) {
+  // How long the list is before and after each pass follows from the pass's number; its latest element is another value. Returns that
+  // before a pass where it is needed.
+  static Value* follow_inside(Graph& body, size_t k, const Node& append, int64_t begins_with) {
+    const Value *before = body.inputs[2 + k], *after = append.outputs[0];
+    Value *row = append.inputs[1], *latest = nullptr;
+    ValueMap replaced;
     for_each_graph(body, [&](Graph& graph) {
       Rewriter rewriter(graph);
       rewriter.walk([&](Node& node) {
-        const bool before = node.is("SequenceLength") && node.inputs[0] == body.inputs[2 + k];
-        if (!before && !(node.is("SequenceLength") && node.inputs[0] == append.outputs[0])) return true;
-        Value* more = rewriter.constant(make_int64(begins_with + (before ? 0 : 1)), node.out(0)->name + "_more");
-        rewriter.add_making("Add", {body.inputs[0], more}, {node.outputs[0]});
+        const Value* list = node.input(0);
+        if ((list != before && list != after) || &node == &append) return true;
+        if (node.is("SequenceAt")) {
+          if (list == before && !latest) latest = body.add_value(body.fresh_name(before->name + "_latest"), row->type);
+          replaced[node.out(0)] = list == before ? latest : row;
+        } else {
+          Value* more = rewriter.constant(make_int64(begins_with + (list == before ? 0 : 1)), node.out(0)->name + "_more");
+          rewriter.add_making("Add", {body.inputs[0], more}, {node.outputs[0]});
+        }
         return false;
       });
     });
+    replace_uses(body, replaced);
+    return latest;
   }
 
   // True when the node may go: it takes rows.
@@ -131,7 +156,7 @@ class ListStacker {
   }
   void join(Node& node, List& list) {
     Value* rows = all(list);
-    const auto rank = std::ssize(*list.rows->producer->get_graph("body")->outputs.back()->type.shape);
+    const int64_t rank = list.rank;
     const bool stacks = node.get_int("new_axis", 0) != 0;
     int64_t axis = node.get_int("axis", 0);
     if (axis < 0) axis += rank + (stacks ? 1 : 0);

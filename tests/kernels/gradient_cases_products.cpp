@@ -22,6 +22,17 @@ void add_running_products(std::vector<GradientCase>& cases, Draw& x) {
     }
   }
   cases.push_back({.op = "CumProd", .inputs = {x({2, 0}), number(int64_t{1})}});
+  // Products of the data and one, two or three updates to a place, none of them 0, one, or several: with the last no share is left.
+  const std::vector<Attribute> products = {{"axis", int64_t{1}}, {"reduction", std::string("mul")}};
+  const RuntimeValue places = tensor_of({2, 4}, std::vector<int64_t>{1, 1, 1, 3, 0, 2, 2, -2});
+  const RuntimeValue data = tensor_of({2, 4}, std::vector<double>{2, 0, 3, 0, -1, 0.5, 1.5, 0});
+  const RuntimeValue updates = tensor_of({2, 4}, std::vector<double>{0.5, -2, 3, 0, 0, 2, 0, 4});
+  cases.push_back({.op = "ScatterElements", .inputs = {x({2, 4}), places, x({2, 4})}, .attributes = products});
+  cases.push_back({.op = "ScatterElements", .inputs = {data, places, updates}, .attributes = products});
+  cases.push_back({.op = "ScatterND",
+                   .inputs = {tensor_of({3, 2}, std::vector<double>{2, 0, 3, 1, 0, -1}), tensor_of({3, 1}, std::vector<int64_t>{0, 2, 0}),
+                              tensor_of({3, 2}, std::vector<double>{0, 2, -1, 3, 0.5, 0})},
+                   .attributes = {{"reduction", std::string("mul")}}});
 }
 
 // Matrices of this size whose row r is the sum of the rows before it for each r in `dependent`.

@@ -304,11 +304,13 @@ TEST(WholeGradients, RefusalsNameTheNode) {
   const char* without_rule = R"(g (double[2,2] x) => (double loss) { d = BitCast<to=11>(x)  loss = ReduceSum<keepdims=0>(d) })";
   EXPECT_THAT(refusal(without_rule, {"x"}),
               HasSubstr("(BitCast): there is no gradient for this operator; write it with other operators, or freeze"));
-  const char* loop = R"(g (double[2] x, int64 n) => (double loss) {
-      y = Loop(n, , x) <body = t (int64 i, bool c, double[2] a) => (bool d, double[2] b) { d = Identity(c)  b = Tanh(a) }>
-      loss = ReduceSum<keepdims=0>(y)
+  const char* list = R"(g (double[2] x, int64 n) => (double loss) <int64 last = {-1}> {
+      s = SequenceConstruct(x)
+      l = Loop(n, , s) <body = t (int64 i, bool c, seq(double) m) => (bool d, seq(double) o) {
+        d = Identity(c)  a = SequenceAt(m, last)  b = Tanh(a)  o = SequenceInsert(m, b) }>
+      y = SequenceAt(l, last)  loss = ReduceSum<keepdims=0>(y)
     })";
-  EXPECT_THAT(refusal(loop, {"x"}), HasSubstr("(Loop): how often it runs is not known"));
+  EXPECT_THAT(refusal(list, {"x"}), HasSubstr("(Loop): a list that a loop appends to is not differentiated"));
   EXPECT_THAT(refusal(R"(g (double[2] x) => (double[2] y) { y = Neg(x) })", {"x"}), HasSubstr("it must have one element"));
   EXPECT_THAT(refusal(R"(g (double[2] x, int64[2] i) => (double y) { y = ReduceSum<keepdims=0>(x) })", {"i"}),
               HasSubstr("'i' is int64[2]"));

@@ -136,6 +136,14 @@ INSTANTIATE_TEST_SUITE_P(
                                    else_branch = q () => (bool h) { h = Identity(e) }> }>
                       r = SequenceLength(l)  q = CastLike(r, x)  y = Mul(v, q) })",
                  "Loop{Add CastLike Mul If{Add Less}{Identity}} Unsqueeze Concat Shape Squeeze CastLike Mul"},
+        LoopCase{"WhoseLatestIsRead",
+                 R"(g (double[2] x, bool c) => (double[k,2] y, double[m] z) <int64 n = {3}, int64 last = {-1}> {
+                      e0 = SequenceEmpty<dtype=11>()  s = SequenceConstruct(x)
+                      l, r = Loop(n, c, s, e0) <body = t (int64 i, bool e, seq(double) m, seq(double) p) => (bool d, seq(double) o, seq(double) q) {
+                        d = Identity(e)  a = SequenceAt(m, last)  b = Cos(a)  o = SequenceInsert(m, b)
+                        f = SequenceAt(o, last)  g = ReduceSum(f)  q = SequenceInsert(p, g) }>
+                      y = ConcatFromSequence<axis=0, new_axis=1>(l)  z = ConcatFromSequence<axis=0>(r) })",
+                 "Loop{Identity Cos ReduceSum} Unsqueeze Concat Transpose Shape Shape Concat Reshape"},
         // What changes its size stays a list, and one that a pass reads.
         LoopCase{"OfSeveralSizes",
                  R"(g (double[2] x, bool c) => (double[k] y) <int64 n = {3}> {
@@ -145,10 +153,10 @@ INSTANTIATE_TEST_SUITE_P(
                       y = ConcatFromSequence<axis=0>(l) })",
                  "SequenceEmpty Loop{Identity Concat SequenceInsert} ConcatFromSequence"},
         LoopCase{"ThatIsRead",
-                 R"(g (double[2] x, bool c) => (double[k] y) <int64 n = {3}, int64 last = {-1}> {
+                 R"(g (double[2] x, bool c) => (double[k] y) <int64 n = {3}, int64 zero = {0}> {
                       s = SequenceConstruct(x)
                       l = Loop(n, c, s) <body = t (int64 i, bool e, seq(double) m) => (bool d, seq(double) o) {
-                        d = Identity(e)  a = SequenceAt(m, last)  b = Cos(a)  o = SequenceInsert(m, b) }>
+                        d = Identity(e)  a = SequenceAt(m, zero)  b = Cos(a)  o = SequenceInsert(m, b) }>
                       y = ConcatFromSequence<axis=0>(l) })",
                  "SequenceConstruct Loop{Identity SequenceAt Cos SequenceInsert} ConcatFromSequence"}),
     [](const auto& info) { return info.param.name; });
