@@ -71,6 +71,7 @@ class LoopGradient {
     give_carried();
     add_up(learning);
     stack_rows();
+    if (body_->outputs.size() == 1) return {};
     recall(inputs[0]);
     sort_nodes(*body_);
     return parts(initial_learns);

@@ -1,10 +1,11 @@
 // DeformConv: each tap of each output cell reads its input where an offset moves it, between cells by bilinear interpolation. And its
 // gradients.
 #include <algorithm>
-#include <cmath>
+#include <optional>
 
 #include "kernels/cpu/convolution.h"
 #include "kernels/cpu/convolution_loops.h"
+#include "kernels/cpu/deformation.h"
 #include "kernels/cpu/gradients.h"
 #include "kernels/cpu/scalar_types.h"
 #include "kernels/cpu/through_float.h"
@@ -13,63 +14,26 @@ namespace fretsaw {
 
 namespace {
 
-// The four cells around a point of an image [H, W], and what it takes of each; those outside are left out (-1).
 template <typename T>
-struct Corners {
-  int64_t at[4] = {-1, -1, -1, -1};
-  T weight[4] = {}, down[4] = {}, right[4] = {};  // and what that changes by as the point moves
+T sum_corners(const Corners<T>& corners, const T (&of)[4], const T* image) {
+  T total = 0;
+  for (int k = 0; k < 4; ++k)
+    if (corners.at[k] >= 0) total += of[k] * image[corners.at[k]];
+  return total;
+}
 
-  Corners(int64_t H, int64_t W, T h, T w) {
-    if (!(h > T(-1) && w > T(-1) && h < static_cast<T>(H) && w < static_cast<T>(W))) return;
-    const T h0 = std::floor(h), w0 = std::floor(w), dh = h - h0, dw = w - w0;
-    for (int k = 0; k < 4; ++k) {
-      const auto i = static_cast<int64_t>(h0) + k / 2, j = static_cast<int64_t>(w0) + k % 2;
-      if (i < 0 || j < 0 || i >= H || j >= W) continue;
-      const T rows = k / 2 ? dh : T(1) - dh, columns = k % 2 ? dw : T(1) - dw;
-      at[k] = i * W + j, weight[k] = rows * columns;
-      down[k] = k / 2 ? columns : -columns, right[k] = k % 2 ? rows : -rows;
-    }
-  }
-  T sum(const T* x, const T (&of)[4]) const {
-    T total = 0;
-    for (int k = 0; k < 4; ++k)
-      if (at[k] >= 0) total += of[k] * x[at[k]];
-    return total;
-  }
-};
+// What a tap of an offset group reads for a cell; `offset` of one image.
+template <typename T>
+Corners<T> corners_of(const Deformation& d, const T* offset, int64_t group, int64_t tap, int64_t cell) {
+  const T* moved = offset + (group * d.taps() + tap) * 2 * d.cells() + cell;
+  return {d.H, d.W, spot_of(d, first_spot<T>(d, cell), static_cast<int>(tap), moved[0], moved[d.cells()])};
+}
 
-struct Deformation {
-  int64_t N, C, H, W, O, groups, offset_groups, OH, OW;
-  Window window;
-  Dims y_dims;
-
-  // Throws Error where the operands do not fit; `bias` and `mask` may be null.
-  Deformation(const Node& node, const TensorView& x, const TensorView& w, const TensorView& offset, const TensorView* bias,
-              const TensorView* mask) {
-    if (x.rank() != 4) throw Error("DeformConv of shape " + to_string(x.dims), "give it [N,C,H,W]");
-    y_dims = convolution_output(node, x.dims, w.dims, false, window);
-    N = x.dims[0], C = x.dims[1], H = x.dims[2], W = x.dims[3], O = y_dims[1], OH = y_dims[2], OW = y_dims[3];
-    groups = node.get_int("group", 1), offset_groups = node.get_int("offset_group", 1);
-    if (offset_groups < 1 || C % offset_groups != 0 || offset.dims != Dims{N, offset_groups * taps() * 2, OH, OW} ||
-        (bias && bias->count() != O) || (mask && mask->dims != Dims{N, offset_groups * taps(), OH, OW})) {
-      throw Error("the offsets, bias or mask do not fit the convolution", "check their shapes and offset_group");
-    }
-  }
-  int64_t taps() const { return window.taps(); }
-  int64_t cells() const { return OH * OW; }
-  int64_t group_in() const { return C / groups * taps(); }
-  int64_t offset_group_of(int64_t c) const { return c / (C / offset_groups); }
-
-  // Where a tap of an offset group reads for a cell; `offset` of one image.
-  template <typename T>
-  Corners<T> corners(const T* offset, int64_t group, int64_t tap, int64_t cell) const {
-    const int64_t kernel_w = window.kernel[1];
-    const T* moved = offset + (group * taps() + tap) * 2 * cells();
-    const int64_t h = cell / OW * window.strides[0] - window.pads_begin[0] + tap / kernel_w * window.dilations[0];
-    const int64_t w = cell % OW * window.strides[1] - window.pads_begin[1] + tap % kernel_w * window.dilations[1];
-    return Corners<T>(H, W, static_cast<T>(h) + moved[cell], static_cast<T>(w) + moved[cells() + cell]);
-  }
-};
+Deformation deformation_of(const Node& node, const TensorView& x, const TensorView& w, const TensorView& offset, const TensorView* bias,
+                           const TensorView* mask, Dims& y) {
+  return read_deformation(node, x.dims, w.dims, offset.dims, bias ? std::optional(bias->count()) : std::nullopt,
+                          mask ? std::optional(mask->dims) : std::nullopt, y);
+}
 
 // One image. columns [C, taps, OH*OW] = X sampled; then Y = W * columns for each group.
 template <typename T>
@@ -77,11 +41,11 @@ void sample(const Deformation& d, const T* x, const T* offset, const T* mask, T*
   const int64_t taps = d.taps(), cells = d.cells();
   parallel_for(d.C * taps, 1, threads, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      const int64_t c = row / taps, tap = row % taps, group = d.offset_group_of(c);
+      const int64_t c = row / taps, tap = row % taps, group = c / d.sharing;
       const T* weight = mask ? mask + (group * taps + tap) * cells : nullptr;
       for (int64_t cell = 0; cell < cells; ++cell) {
-        const Corners<T> corners = d.corners(offset, group, tap, cell);
-        const T value = corners.sum(x + c * d.H * d.W, corners.weight);
+        const Corners<T> corners = corners_of(d, offset, group, tap, cell);
+        const T value = sum_corners(corners, corners.weight, x + c * d.H * d.W);
         columns[row * cells + cell] = weight ? value * weight[cell] : value;
       }
     }
@@ -90,7 +54,7 @@ void sample(const Deformation& d, const T* x, const T* offset, const T* mask, T*
 
 template <typename T>
 void multiply(const Deformation& d, const T* w, const T* bias, const T* columns, T* y, int threads) {
-  const int64_t cells = d.cells(), group_in = d.group_in(), group_out = d.O / d.groups;
+  const int64_t cells = d.cells(), group_in = d.group_in * d.taps(), group_out = d.group_out;
   parallel_for(d.O, 1, threads, [&](int64_t begin, int64_t end) {
     for (int64_t o = begin; o < end; ++o) {
       T* out = y + o * cells;
@@ -110,8 +74,9 @@ template <typename T>
 void deform(RunContext& r, const Node& node) {
   const TensorView &x = r.input(0), &w = r.input(1), &offset = r.input(2);
   const TensorView *bias = r.has_input(3) ? &r.input(3) : nullptr, *mask = r.has_input(4) ? &r.input(4) : nullptr;
-  const Deformation d(node, x, w, offset, bias, mask);
-  TensorView& y = r.output(0, d.y_dims);
+  Dims y_dims;
+  const Deformation d = deformation_of(node, x, w, offset, bias, mask, y_dims);
+  TensorView& y = r.output(0, y_dims);
   if (y.count() == 0) return;
   T* columns = static_cast<T*>(r.scratch(static_cast<size_t>(d.C * d.taps() * d.cells() + 1) * sizeof(T)));
   for (int64_t n = 0; n < d.N; ++n) {
@@ -126,7 +91,7 @@ void deform(RunContext& r, const Node& node) {
 // What flows back to the samples [C, taps, cells] of an image: W' dY for each group.
 template <typename T>
 void multiply_back(const Deformation& d, const T* w, const T* dy, T* dcolumns, int threads) {
-  const int64_t cells = d.cells(), group_in = d.group_in(), group_out = d.O / d.groups;
+  const int64_t cells = d.cells(), group_in = d.group_in * d.taps(), group_out = d.group_out;
   parallel_for(d.C * d.taps(), 1, threads, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       T* to = dcolumns + row * cells;
@@ -139,7 +104,7 @@ void multiply_back(const Deformation& d, const T* w, const T* dy, T* dcolumns, i
 }
 template <typename T>
 void add_to_weights(const Deformation& d, const T* columns, const T* dy, T* dw, int threads) {
-  const int64_t cells = d.cells(), group_in = d.group_in(), group_out = d.O / d.groups;
+  const int64_t cells = d.cells(), group_in = d.group_in * d.taps(), group_out = d.group_out;
   parallel_for(d.O, 1, threads, [&](int64_t begin, int64_t end) {
     for (int64_t o = begin; o < end; ++o) {
       for (int64_t k = 0; k < group_in; ++k) {
@@ -159,9 +124,9 @@ void give_to_image(const Deformation& d, const T* offset, const T* mask, const T
     for (int64_t c = begin; c < end; ++c) {
       T* image = dx + c * d.H * d.W;
       std::fill_n(image, d.H * d.W, T(0));
-      const int64_t group = d.offset_group_of(c);
+      const int64_t group = c / d.sharing;
       for (int64_t i = 0; i < taps * cells; ++i) {
-        const Corners<T> corners = d.corners(offset, group, i / cells, i % cells);
+        const Corners<T> corners = corners_of(d, offset, group, i / cells, i % cells);
         const T g = dcolumns[c * taps * cells + i] * (mask ? mask[group * taps * cells + i] : T(1));
         for (int k = 0; k < 4; ++k)
           if (corners.at[k] >= 0) image[corners.at[k]] += corners.weight[k] * g;
@@ -173,18 +138,18 @@ void give_to_image(const Deformation& d, const T* offset, const T* mask, const T
 template <typename T>
 void give_to_places(const Deformation& d, const T* x, const T* offset, const T* mask, const T* dcolumns, T* doffset, T* dmask,
                     int threads) {
-  const int64_t taps = d.taps(), cells = d.cells(), each = d.C / d.offset_groups;
+  const int64_t taps = d.taps(), cells = d.cells(), each = d.sharing;
   parallel_for(d.offset_groups * taps, 1, threads, [&](int64_t begin, int64_t end) {
     for (int64_t place = begin; place < end; ++place) {
       const int64_t group = place / taps, tap = place % taps;
       for (int64_t cell = 0; cell < cells; ++cell) {
-        const Corners<T> corners = d.corners(offset, group, tap, cell);
+        const Corners<T> corners = corners_of(d, offset, group, tap, cell);
         T down = 0, right = 0, taken = 0;
         for (int64_t c = group * each; c < (group + 1) * each; ++c) {
           const T g = dcolumns[(c * taps + tap) * cells + cell];
           const T* image = x + c * d.H * d.W;
-          taken += g * corners.sum(image, corners.weight);
-          down += g * corners.sum(image, corners.down), right += g * corners.sum(image, corners.right);
+          taken += g * sum_corners(corners, corners.weight, image);
+          down += g * sum_corners(corners, corners.down, image), right += g * sum_corners(corners, corners.right, image);
         }
         const T factor = mask ? mask[place * cells + cell] : T(1);
         if (dmask) dmask[place * cells + cell] = taken;
@@ -199,8 +164,9 @@ template <typename T>
 void deform_back(RunContext& r, const Node& node) {
   const TensorView &dy = r.input(0), &x = r.input(1), &w = r.input(2), &offset = r.input(3);
   const TensorView* mask = r.has_input(4) ? &r.input(4) : nullptr;
-  const Deformation d(node, x, w, offset, nullptr, mask);
-  if (dy.dims != d.y_dims)
+  Dims y_dims;
+  const Deformation d = deformation_of(node, x, w, offset, nullptr, mask, y_dims);
+  if (dy.dims != y_dims)
     throw Error("a gradient that is not of the shape of DeformConv's result", "give that of the forward node's output");
   const auto wanted = [&](size_t o, const TensorView* like) {
     return like && r.wants_output(o) ? r.output(o, like->dims).as<T>() : nullptr;
@@ -247,6 +213,38 @@ CompiledKernel make_gradient(const CompileContext& c) {
 }
 
 }  // namespace
+
+Deformation read_deformation(const Node& node, const Dims& x, const Dims& w, const Dims& offset, std::optional<int64_t> bias,
+                             const std::optional<Dims>& mask, Dims& y) {
+  if (x.size() != 4) throw Error("DeformConv of shape " + to_string(x), "give it [N,C,H,W]");
+  Window window;
+  y = convolution_output(node, x, w, false, window);
+  const int64_t groups = node.get_int("group", 1), offset_groups = node.get_int("offset_group", 1), taps = window.taps();
+  if (offset_groups < 1 || x[1] % offset_groups != 0 || offset != Dims{y[0], offset_groups * taps * 2, y[2], y[3]} ||
+      (bias && *bias != y[1]) || (mask && *mask != Dims{y[0], offset_groups * taps, y[2], y[3]})) {
+    throw Error("the offsets, bias or mask do not fit the convolution", "check their shapes and offset_group");
+  }
+  const auto small = [](int64_t n) { return static_cast<int>(n); };
+  return {x[0],
+          x[1],
+          x[2],
+          x[3],
+          y[1],
+          y[2],
+          y[3],
+          x[1] / groups,
+          y[1] / groups,
+          offset_groups,
+          x[1] / offset_groups,
+          small(window.kernel[0]),
+          small(window.kernel[1]),
+          small(window.strides[0]),
+          small(window.strides[1]),
+          small(window.dilations[0]),
+          small(window.dilations[1]),
+          small(window.pads_begin[0]),
+          small(window.pads_begin[1])};
+}
 
 void register_deformable_convolution(KernelRegistry& registry) {
   registry.add({.op = "DeformConv", .make = make_deform});

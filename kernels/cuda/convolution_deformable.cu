@@ -38,7 +38,7 @@ __global__ void deform(Deformation d, const T* x, const T* w, const T* offset, c
       for (int tap = 0; tap < taps; ++tap) {
         const int64_t moved = (n * d.offset_groups + group) * taps + tap;
         const F weight = widen(w[(o * d.group_in + k) * taps + tap]) * (mask ? F(widen(mask[moved * cells + cell])) : F(1));
-        sum += weight * bilinear(plane, d.H, d.W, spot_of(d, corner, tap, cell, offset + 2 * moved * cells));
+        sum += weight * bilinear(plane, d.H, d.W, moved_spot(d, corner, tap, cell, offset + 2 * moved * cells));
       }
     }
     y[i] = narrow<T>(sum + (bias ? F(widen(bias[o])) : F(0)));

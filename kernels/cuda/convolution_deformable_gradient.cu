@@ -23,7 +23,8 @@ struct Images {
   __device__ int64_t set_of(int64_t place) const { return place / (d.taps() * d.cells()); }
   __device__ Corners<WideOf<T>> corners(int64_t place) const {
     const int64_t cell = place % d.cells(), line = place / d.cells();
-    return {d.H, d.W, spot_of(d, first_spot<WideOf<T>>(d, cell), static_cast<int>(line % d.taps()), cell, offset + 2 * line * d.cells())};
+    return {d.H, d.W,
+            moved_spot(d, first_spot<WideOf<T>>(d, cell), static_cast<int>(line % d.taps()), cell, offset + 2 * line * d.cells())};
   }
   __device__ WideOf<T> factor(int64_t place) const { return mask ? widen(mask[place]) : WideOf<T>(1); }
 };

@@ -232,6 +232,18 @@ TEST(LoopGradient, StacksRowsAndRecordsWhatItNeeds) {
             "ai.fretsaw.GatherGrad");
 }
 
+TEST(LoopGradient, IsNoneWhereOnlyTheConditionLearns) {
+  Model model = model_of(
+      R"(g (double[2] x, double[2] w) => (double loss) <int64 n = {3}, double[2] k = {1, 2}> {
+           y = Loop(n, , k) <body = t (int64 i, bool e, double[2] a) => (bool d, double[2] b) {
+             b = Sin(a)  m = ReduceMax<keepdims=0>(w)  s = ReduceMax<keepdims=0>(b)  d = Less(s, m) }>
+           z = Mul(x, y)  loss = ReduceSum<keepdims=0>(z) })");
+  const Gradients gradients = add_gradients(model, model.graph->outputs[0], {model.graph->inputs[0], model.graph->inputs[1]});
+  EXPECT_NE(gradients.of(model.graph->inputs[0]), nullptr);
+  EXPECT_EQ(gradients.of(model.graph->inputs[1]), nullptr);
+  EXPECT_EQ(ops(*model.graph), "Loop{Sin ReduceMax ReduceMax Less} Mul ReduceSum Expand Mul");
+}
+
 TEST(LoopGradient, RefusesWhatChangesItsSize) {
   Model model = model_of(
       R"(g (double[2] x) => (double loss) <int64 n = {3}, double most = {9}> {
