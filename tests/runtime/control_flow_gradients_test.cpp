@@ -241,7 +241,7 @@ TEST(LoopGradient, IsNoneWhereOnlyTheConditionLearns) {
   const Gradients gradients = add_gradients(model, model.graph->outputs[0], {model.graph->inputs[0], model.graph->inputs[1]});
   EXPECT_NE(gradients.of(model.graph->inputs[0]), nullptr);
   EXPECT_EQ(gradients.of(model.graph->inputs[1]), nullptr);
-  EXPECT_EQ(ops(*model.graph), "Loop{Sin ReduceMax ReduceMax Less} Mul ReduceSum Expand Mul");
+  EXPECT_EQ(ops(*model.graph), "Loop{Sin ReduceMax ReduceMax Less} Mul ReduceSum Expand Mul Mul");  // those of x and y
 }
 
 TEST(LoopGradient, RefusesWhatChangesItsSize) {
