@@ -178,10 +178,6 @@ CompiledKernel make_attention_plain(const CompileContext& c) {
   }};
 }
 
-CompiledKernel make_attention(const CompileContext& c) {
-  return make_any_float(c, make_attention_plain);
-}
-
 CompiledKernel make_strided_attention_plain(const CompileContext& c) {
   return {[s = AttentionSettings(c.node()), views = read_attention_views(c.node())](RunContext& r) {
     dispatch<types::wide_floats>(r.input(0).dtype, [&]<typename T>() {
@@ -191,15 +187,11 @@ CompiledKernel make_strided_attention_plain(const CompileContext& c) {
   }};
 }
 
-CompiledKernel make_strided_attention(const CompileContext& c) {
-  return make_any_float(c, make_strided_attention_plain);
-}
-
 }  // namespace
 
 void register_attention(KernelRegistry& registry) {
-  registry.add({.op = "Attention", .make = make_attention});
-  registry.add({.op = "StridedAttention", .domain = kDeviceDomain, .make = make_strided_attention});
+  registry.add({.op = "Attention", .make = any_float<make_attention_plain>});
+  registry.add({.op = "StridedAttention", .domain = kDeviceDomain, .make = any_float<make_strided_attention_plain>});
   register_rotary_embedding(registry);
   register_linear_attention(registry);
 }

@@ -131,14 +131,10 @@ CompiledKernel make_plain(const CompileContext& c) {
   }};
 }
 
-CompiledKernel make_attention_gradient(const CompileContext& c) {
-  return make_any_float(c, make_plain);
-}
-
 }  // namespace
 
 void register_attention_gradient(KernelRegistry& registry) {
-  add_gradient(registry, "AttentionGrad", make_attention_gradient);
+  add_gradient(registry, "AttentionGrad", any_float<make_plain>);
 }
 
 }  // namespace fretsaw

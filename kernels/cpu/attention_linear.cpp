@@ -147,14 +147,11 @@ CompiledKernel make_plain(const CompileContext& c) {
     dispatch<types::wide_floats>(r.input(0).dtype, [&]<typename T>() { run_forward<T>(r, node); });
   }};
 }
-CompiledKernel make_any(const CompileContext& c) {
-  return make_any_float(c, make_plain);
-}
 
 }  // namespace
 
 void register_linear_attention(KernelRegistry& registry) {
-  registry.add({.op = "LinearAttention", .make = make_any});
+  registry.add({.op = "LinearAttention", .make = any_float<make_plain>});
 }
 
 }  // namespace fretsaw

@@ -202,14 +202,11 @@ CompiledKernel make_plain(const CompileContext& c) {
     dispatch<types::wide_floats>(r.input(0).dtype, [&]<typename T>() { run_gradient<T>(r, node); });
   }};
 }
-CompiledKernel make_any(const CompileContext& c) {
-  return make_any_float(c, make_plain);
-}
 
 }  // namespace
 
 void register_linear_attention_gradient(KernelRegistry& registry) {
-  add_gradient(registry, "LinearAttentionGrad", make_any);
+  add_gradient(registry, "LinearAttentionGrad", any_float<make_plain>);
 }
 
 }  // namespace fretsaw

@@ -199,17 +199,10 @@ CompiledKernel make_deform_float(const CompileContext& c) {
   }};
 }
 
-CompiledKernel make_deform(const CompileContext& c) {
-  return make_any_float(c, make_deform_float);
-}
-
 CompiledKernel make_gradient_float(const CompileContext& c) {
   return {[node = Node(c.node())](RunContext& r) {
     dispatch<types::wide_floats>(r.input(1).dtype, [&]<typename T>() { deform_back<T>(r, node); });
   }};
-}
-CompiledKernel make_gradient(const CompileContext& c) {
-  return make_any_float(c, make_gradient_float);
 }
 
 }  // namespace
@@ -247,10 +240,10 @@ Deformation read_deformation(const Node& node, const Dims& x, const Dims& w, con
 }
 
 void register_deformable_convolution(KernelRegistry& registry) {
-  registry.add({.op = "DeformConv", .make = make_deform});
+  registry.add({.op = "DeformConv", .make = any_float<make_deform_float>});
 }
 void register_deformable_gradient(KernelRegistry& registry) {
-  add_gradient(registry, "DeformConvGrad", make_gradient);
+  add_gradient(registry, "DeformConvGrad", any_float<make_gradient_float>);
 }
 
 }  // namespace fretsaw

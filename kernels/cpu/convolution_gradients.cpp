@@ -281,16 +281,11 @@ CompiledKernel make_plain(const CompileContext& c) {
   return {[gradient = std::make_shared<ConvolutionGradient<kWeight>>(c.node())](RunContext& r) { gradient->run(r); }};
 }
 
-template <bool kWeight>
-CompiledKernel make_gradient(const CompileContext& c) {
-  return make_any_float(c, make_plain<kWeight>);
-}
-
 }  // namespace
 
 void register_convolution_gradients(KernelRegistry& registry) {
-  add_gradient(registry, "ConvGradInput", make_gradient<false>);
-  add_gradient(registry, "ConvGradWeight", make_gradient<true>);
+  add_gradient(registry, "ConvGradInput", any_float<make_plain<false>>);
+  add_gradient(registry, "ConvGradWeight", any_float<make_plain<true>>);
 }
 
 }  // namespace fretsaw

@@ -59,14 +59,11 @@ CompiledKernel make_plain(const CompileContext& c) {
     });
   }};
 }
-CompiledKernel make_any(const CompileContext& c) {
-  return make_any_float(c, make_plain);
-}
 
 }  // namespace
 
 void register_cumulative_gradient(KernelRegistry& registry) {
-  add_gradient(registry, "CumProdGrad", make_any);
+  add_gradient(registry, "CumProdGrad", any_float<make_plain>);
 }
 
 }  // namespace fretsaw

@@ -52,14 +52,11 @@ void determinants(RunContext& r) {
 CompiledKernel make_plain(const CompileContext&) {
   return {determinants};
 }
-CompiledKernel make_determinant(const CompileContext& c) {
-  return make_any_float(c, make_plain);
-}
 
 }  // namespace
 
 void register_determinant(KernelRegistry& registry) {
-  registry.add({.op = "Det", .make = make_determinant});
+  registry.add({.op = "Det", .make = any_float<make_plain>});
 }
 
 }  // namespace fretsaw

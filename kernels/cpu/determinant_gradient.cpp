@@ -133,14 +133,11 @@ void run_gradient(RunContext& r) {
 CompiledKernel make_plain(const CompileContext&) {
   return {run_gradient};
 }
-CompiledKernel make_any(const CompileContext& c) {
-  return make_any_float(c, make_plain);
-}
 
 }  // namespace
 
 void register_determinant_gradient(KernelRegistry& registry) {
-  add_gradient(registry, "DetGrad", make_any);
+  add_gradient(registry, "DetGrad", any_float<make_plain>);
 }
 
 }  // namespace fretsaw

@@ -147,14 +147,10 @@ CompiledKernel make_einsum_plain(const CompileContext& c) {
   }};
 }
 
-CompiledKernel make_einsum(const CompileContext& c) {
-  return make_any_float(c, make_einsum_plain);
-}
-
 }  // namespace
 
 void register_einsum(KernelRegistry& registry) {
-  registry.add({.op = "Einsum", .make = make_einsum});
+  registry.add({.op = "Einsum", .make = any_float<make_einsum_plain>});
 }
 
 }  // namespace fretsaw

@@ -115,18 +115,11 @@ CompiledKernel make_gather_grad_plain(const CompileContext& c) {
   }};
 }
 
-CompiledKernel make_sum_to(const CompileContext& c) {
-  return make_any_float(c, make_sum_to_plain);
-}
-CompiledKernel make_gather_grad(const CompileContext& c) {
-  return make_any_float(c, make_gather_grad_plain);
-}
-
 }  // namespace
 
 void register_summing_gradients(KernelRegistry& registry) {
-  add_gradient(registry, "SumTo", make_sum_to);
-  add_gradient(registry, "GatherGrad", make_gather_grad);
+  add_gradient(registry, "SumTo", any_float<make_sum_to_plain>);
+  add_gradient(registry, "GatherGrad", any_float<make_gather_grad_plain>);
 }
 
 void register_gradients(KernelRegistry& registry) {

@@ -95,16 +95,11 @@ CompiledKernel make_plain(const CompileContext& c) {
   }};
 }
 
-template <bool kSoftmax>
-CompiledKernel make_loss(const CompileContext& c) {
-  return make_any_float(c, make_plain<kSoftmax>);
-}
-
 }  // namespace
 
 void register_loss_gradients(KernelRegistry& registry) {
-  add_gradient(registry, "SoftmaxCrossEntropyLossGrad", make_loss<true>);
-  add_gradient(registry, "NegativeLogLikelihoodLossGrad", make_loss<false>);
+  add_gradient(registry, "SoftmaxCrossEntropyLossGrad", any_float<make_plain<true>>);
+  add_gradient(registry, "NegativeLogLikelihoodLossGrad", any_float<make_plain<false>>);
 }
 
 }  // namespace fretsaw

@@ -82,18 +82,11 @@ CompiledKernel make_cross_entropy_plain(const CompileContext& c) {
   }};
 }
 
-CompiledKernel make_likelihood(const CompileContext& c) {
-  return make_any_float(c, make_likelihood_plain);
-}
-CompiledKernel make_cross_entropy(const CompileContext& c) {
-  return make_any_float(c, make_cross_entropy_plain);
-}
-
 }  // namespace
 
 void register_losses(KernelRegistry& registry) {
-  registry.add({.op = "NegativeLogLikelihoodLoss", .make = make_likelihood});
-  registry.add({.op = "SoftmaxCrossEntropyLoss", .make = make_cross_entropy});
+  registry.add({.op = "NegativeLogLikelihoodLoss", .make = any_float<make_likelihood_plain>});
+  registry.add({.op = "SoftmaxCrossEntropyLoss", .make = any_float<make_cross_entropy_plain>});
 }
 
 }  // namespace fretsaw

@@ -168,22 +168,12 @@ CompiledKernel make_lp_norm_plain(const CompileContext& c) {
   }};
 }
 
-CompiledKernel make_layer_norm(const CompileContext& c) {
-  return make_any_float(c, make_layer_norm_plain);
-}
-CompiledKernel make_rms_norm(const CompileContext& c) {
-  return make_any_float(c, make_rms_norm_plain);
-}
-CompiledKernel make_lp_norm(const CompileContext& c) {
-  return make_any_float(c, make_lp_norm_plain);
-}
-
 }  // namespace
 
 void register_row_normalization(KernelRegistry& registry) {
-  registry.add({.op = "LayerNormalization", .make = make_layer_norm});
-  registry.add({.op = "RMSNormalization", .make = make_rms_norm});
-  registry.add({.op = "LpNormalization", .make = make_lp_norm});
+  registry.add({.op = "LayerNormalization", .make = any_float<make_layer_norm_plain>});
+  registry.add({.op = "RMSNormalization", .make = any_float<make_rms_norm_plain>});
+  registry.add({.op = "LpNormalization", .make = any_float<make_lp_norm_plain>});
 }
 
 void register_normalization(KernelRegistry& registry) {

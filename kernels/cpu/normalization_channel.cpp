@@ -206,23 +206,13 @@ CompiledKernel make_response_plain(const CompileContext& c) {
   }};
 }
 
-CompiledKernel make_batch_norm(const CompileContext& c) {
-  return make_any_float(c, make_batch_norm_plain);
-}
-CompiledKernel make_group_norm(const CompileContext& c) {
-  return make_any_float(c, make_group_norm_plain);
-}
-CompiledKernel make_response(const CompileContext& c) {
-  return make_any_float(c, make_response_plain);
-}
-
 }  // namespace
 
 void register_channel_normalization(KernelRegistry& registry) {
-  registry.add({.op = "BatchNormalization", .make = make_batch_norm});
-  registry.add({.op = "GroupNormalization", .make = make_group_norm});
-  registry.add({.op = "InstanceNormalization", .make = make_group_norm});
-  registry.add({.op = "LRN", .make = make_response});
+  registry.add({.op = "BatchNormalization", .make = any_float<make_batch_norm_plain>});
+  registry.add({.op = "GroupNormalization", .make = any_float<make_group_norm_plain>});
+  registry.add({.op = "InstanceNormalization", .make = any_float<make_group_norm_plain>});
+  registry.add({.op = "LRN", .make = any_float<make_response_plain>});
 }
 
 }  // namespace fretsaw

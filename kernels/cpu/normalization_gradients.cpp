@@ -219,22 +219,13 @@ CompiledKernel make_batch_plain(const CompileContext& c) {
   }};
 }
 
-CompiledKernel make_rows(const CompileContext& c) {
-  return make_any_float(c, make_rows_plain);
-}
-CompiledKernel make_scale(const CompileContext& c) {
-  return make_any_float(c, make_scale_plain);
-}
-CompiledKernel make_batch(const CompileContext& c) {
-  return make_any_float(c, make_batch_plain);
-}
-
 }  // namespace
 
 void register_normalization_gradients(KernelRegistry& registry) {
-  add_gradient(registry, "BatchNormalizationGrad", make_batch);
-  for (const char* op : {"LayerNormalizationGrad", "RMSNormalizationGrad"}) add_gradient(registry, op, make_rows);
-  for (const char* op : {"LayerNormalizationGradScale", "RMSNormalizationGradScale"}) add_gradient(registry, op, make_scale);
+  add_gradient(registry, "BatchNormalizationGrad", any_float<make_batch_plain>);
+  for (const char* op : {"LayerNormalizationGrad", "RMSNormalizationGrad"}) add_gradient(registry, op, any_float<make_rows_plain>);
+  for (const char* op : {"LayerNormalizationGradScale", "RMSNormalizationGradScale"})
+    add_gradient(registry, op, any_float<make_scale_plain>);
 }
 
 }  // namespace fretsaw

@@ -53,14 +53,10 @@ CompiledKernel make_plain(const CompileContext& c) {
   }};
 }
 
-CompiledKernel make_mean_variance(const CompileContext& c) {
-  return make_any_float(c, make_plain);
-}
-
 }  // namespace
 
 void register_mean_variance(KernelRegistry& registry) {
-  registry.add({.op = "MeanVarianceNormalization", .make = make_mean_variance});
+  registry.add({.op = "MeanVarianceNormalization", .make = any_float<make_plain>});
 }
 
 }  // namespace fretsaw

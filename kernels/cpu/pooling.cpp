@@ -245,17 +245,12 @@ CompiledKernel make_pool(const CompileContext& c) {
   return kernel;
 }
 
-template <PoolKind kKind>
-CompiledKernel make_any_pool(const CompileContext& c) {
-  return make_any_float(c, make_pool<kKind>);
-}
-
 }  // namespace
 
 void register_window_pooling(KernelRegistry& registry) {
-  registry.add({.op = "MaxPool", .make = make_any_pool<PoolKind::max>});
-  registry.add({.op = "AveragePool", .make = make_any_pool<PoolKind::average>});
-  registry.add({.op = "LpPool", .make = make_any_pool<PoolKind::lp>});
+  registry.add({.op = "MaxPool", .make = any_float<make_pool<PoolKind::max>>});
+  registry.add({.op = "AveragePool", .make = any_float<make_pool<PoolKind::average>>});
+  registry.add({.op = "LpPool", .make = any_float<make_pool<PoolKind::lp>>});
 }
 
 void register_pooling(KernelRegistry& registry) {

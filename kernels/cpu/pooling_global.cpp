@@ -129,17 +129,12 @@ CompiledKernel make_global_pool(const CompileContext& c) {
   return kernel;
 }
 
-template <GlobalKind kKind>
-CompiledKernel make_any_global_pool(const CompileContext& c) {
-  return make_any_float(c, make_global_pool<kKind>);
-}
-
 }  // namespace
 
 void register_global_pooling(KernelRegistry& registry) {
-  registry.add({.op = "GlobalAveragePool", .make = make_any_global_pool<GlobalKind::average>});
-  registry.add({.op = "GlobalMaxPool", .make = make_any_global_pool<GlobalKind::max>});
-  registry.add({.op = "GlobalLpPool", .make = make_any_global_pool<GlobalKind::lp>});
+  registry.add({.op = "GlobalAveragePool", .make = any_float<make_global_pool<GlobalKind::average>>});
+  registry.add({.op = "GlobalMaxPool", .make = any_float<make_global_pool<GlobalKind::max>>});
+  registry.add({.op = "GlobalLpPool", .make = any_float<make_global_pool<GlobalKind::lp>>});
 }
 
 }  // namespace fretsaw

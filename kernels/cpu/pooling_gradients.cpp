@@ -103,18 +103,12 @@ CompiledKernel make_max_plain(const CompileContext& c) {
 CompiledKernel make_average_plain(const CompileContext& c) {
   return {[gradient = std::make_shared<PoolGradient>(c.node())](RunContext& r) { gradient->run_average(r); }};
 }
-CompiledKernel make_max(const CompileContext& c) {
-  return make_any_float(c, make_max_plain);
-}
-CompiledKernel make_average(const CompileContext& c) {
-  return make_any_float(c, make_average_plain);
-}
 
 }  // namespace
 
 void register_pooling_gradients(KernelRegistry& registry) {
-  add_gradient(registry, "MaxPoolGrad", make_max);
-  add_gradient(registry, "AveragePoolGrad", make_average);
+  add_gradient(registry, "MaxPoolGrad", any_float<make_max_plain>);
+  add_gradient(registry, "AveragePoolGrad", any_float<make_average_plain>);
 }
 
 }  // namespace fretsaw

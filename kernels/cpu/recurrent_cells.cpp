@@ -106,22 +106,12 @@ CompiledKernel make_rnn_plain(const CompileContext& c) {
   }};
 }
 
-CompiledKernel make_lstm(const CompileContext& c) {
-  return make_any_float(c, make_lstm_plain);
-}
-CompiledKernel make_gru(const CompileContext& c) {
-  return make_any_float(c, make_gru_plain);
-}
-CompiledKernel make_rnn(const CompileContext& c) {
-  return make_any_float(c, make_rnn_plain);
-}
-
 }  // namespace
 
 void register_recurrent(KernelRegistry& registry) {
-  registry.add({.op = "LSTM", .make = make_lstm});
-  registry.add({.op = "GRU", .make = make_gru});
-  registry.add({.op = "RNN", .make = make_rnn});
+  registry.add({.op = "LSTM", .make = any_float<make_lstm_plain>});
+  registry.add({.op = "GRU", .make = any_float<make_gru_plain>});
+  registry.add({.op = "RNN", .make = any_float<make_rnn_plain>});
 }
 
 }  // namespace fretsaw

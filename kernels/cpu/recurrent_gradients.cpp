@@ -389,22 +389,12 @@ CompiledKernel make_rnn_plain(const CompileContext& c) {
   }};
 }
 
-CompiledKernel make_lstm(const CompileContext& c) {
-  return make_any_float(c, make_lstm_plain);
-}
-CompiledKernel make_gru(const CompileContext& c) {
-  return make_any_float(c, make_gru_plain);
-}
-CompiledKernel make_rnn(const CompileContext& c) {
-  return make_any_float(c, make_rnn_plain);
-}
-
 }  // namespace
 
 void register_recurrent_gradients(KernelRegistry& registry) {
-  add_gradient(registry, "LSTMGrad", make_lstm);
-  add_gradient(registry, "GRUGrad", make_gru);
-  add_gradient(registry, "RNNGrad", make_rnn);
+  add_gradient(registry, "LSTMGrad", any_float<make_lstm_plain>);
+  add_gradient(registry, "GRUGrad", any_float<make_gru_plain>);
+  add_gradient(registry, "RNNGrad", any_float<make_rnn_plain>);
 }
 
 }  // namespace fretsaw

@@ -106,24 +106,18 @@ CompiledKernel make_pool_plain(const CompileContext& c) {
     dispatch<types::wide_floats>(r.input(1).dtype, [&]<typename T>() { run_pool_gradient<T>(r, node); });
   }};
 }
-CompiledKernel make_pool(const CompileContext& c) {
-  return make_any_float(c, make_pool_plain);
-}
 
 CompiledKernel make_plain(const CompileContext& c) {
   return {[node = RoiAlignNode(c.node())](RunContext& r) {
     dispatch<types::wide_floats>(r.input(1).dtype, [&]<typename T>() { run_gradient<T>(r, node); });
   }};
 }
-CompiledKernel make_any(const CompileContext& c) {
-  return make_any_float(c, make_plain);
-}
 
 }  // namespace
 
 void register_regions_gradient(KernelRegistry& registry) {
-  add_gradient(registry, "RoiAlignGrad", make_any);
-  add_gradient(registry, "MaxRoiPoolGrad", make_pool);
+  add_gradient(registry, "RoiAlignGrad", any_float<make_plain>);
+  add_gradient(registry, "MaxRoiPoolGrad", any_float<make_pool_plain>);
 }
 
 }  // namespace fretsaw

@@ -74,14 +74,10 @@ CompiledKernel make_plain(const CompileContext& c) {
   }};
 }
 
-CompiledKernel make_rotary(const CompileContext& c) {
-  return make_any_float(c, make_plain);
-}
-
 }  // namespace
 
 void register_rotary_embedding(KernelRegistry& registry) {
-  registry.add({.op = "RotaryEmbedding", .make = make_rotary});
+  registry.add({.op = "RotaryEmbedding", .make = any_float<make_plain>});
 }
 
 }  // namespace fretsaw

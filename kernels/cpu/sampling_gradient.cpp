@@ -94,14 +94,11 @@ CompiledKernel make_plain(const CompileContext& c) {
     dispatch<types::wide_floats>(r.input(1).dtype, [&]<typename T>() { run_gradient<T>(r, rule); });
   }};
 }
-CompiledKernel make_any(const CompileContext& c) {
-  return make_any_float(c, make_plain);
-}
 
 }  // namespace
 
 void register_sampling_gradient(KernelRegistry& registry) {
-  add_gradient(registry, "GridSampleGrad", make_any);
+  add_gradient(registry, "GridSampleGrad", any_float<make_plain>);
 }
 
 }  // namespace fretsaw

@@ -83,17 +83,12 @@ CompiledKernel make_plain(const CompileContext& c) {
   }};
 }
 
-template <SoftmaxKind kKind>
-CompiledKernel make_any(const CompileContext& c) {
-  return make_any_float(c, make_plain<kKind>);
-}
-
 }  // namespace
 
 void register_softmax(KernelRegistry& registry) {
-  registry.add({.op = "Softmax", .make = make_any<SoftmaxKind::softmax>});
-  registry.add({.op = "LogSoftmax", .make = make_any<SoftmaxKind::log_softmax>});
-  registry.add({.op = "Hardmax", .make = make_any<SoftmaxKind::hardmax>});
+  registry.add({.op = "Softmax", .make = any_float<make_plain<SoftmaxKind::softmax>>});
+  registry.add({.op = "LogSoftmax", .make = any_float<make_plain<SoftmaxKind::log_softmax>>});
+  registry.add({.op = "Hardmax", .make = any_float<make_plain<SoftmaxKind::hardmax>>});
   register_losses(registry);
 }
 

@@ -14,5 +14,10 @@ bool is_half_float(DType type);
 CompiledKernel through_float(const CompileContext& c, KernelMaker make);
 // `make` itself, or through_float where an input or output is of a 16-bit float.
 CompiledKernel make_any_float(const CompileContext& c, KernelMaker make);
+// The same as a maker, for records.
+template <KernelMaker make>
+CompiledKernel any_float(const CompileContext& c) {
+  return make_any_float(c, make);
+}
 
 }  // namespace fretsaw
