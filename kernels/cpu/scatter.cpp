@@ -31,23 +31,7 @@ T combined(ScatterReduction reduction, T old, T update) {
   } else if constexpr (std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>) {
     return T(combined(reduction, static_cast<float>(old), static_cast<float>(update)));
   } else {
-    switch (reduction) {
-      case ScatterReduction::add:
-      case ScatterReduction::mul:
-        if constexpr (std::is_integral_v<T>) {  // wraps around on overflow; in 64 bits because 16-bit operands are promoted to int
-          const auto a = static_cast<uint64_t>(old), b = static_cast<uint64_t>(update);
-          return static_cast<T>(reduction == ScatterReduction::add ? a + b : a * b);
-        } else {
-          return reduction == ScatterReduction::add ? old + update : old * update;
-        }
-      case ScatterReduction::min:
-        return update < old || update != update ? update : old;
-      case ScatterReduction::max:
-        return update > old || update != update ? update : old;
-      case ScatterReduction::none:
-        break;
-    }
-    return update;
+    return scattered(reduction, old, update);
   }
 }
 

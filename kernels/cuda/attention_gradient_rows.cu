@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/attention_gradient.h"
 #include "kernels/cuda/attention_masks.cuh"
+#include "kernels/cuda/block_reduce.cuh"
 
 namespace fretsaw::cuda {
 namespace {
@@ -16,18 +17,6 @@ struct Part {
   int64_t first = 0, count = 0;
   float *weights = nullptr, *gradients = nullptr;
 };
-
-template <bool Largest>
-__device__ float over_block(float value, float* shared) {
-  const auto fold = [](float a, float b) { return Largest ? fmaxf(a, b) : a + b; };
-  for (int step = 16; step > 0; step /= 2) value = fold(value, __shfl_xor_sync(0xffffffffu, value, step));
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
-  __syncthreads();
-  value = shared[0];
-  for (int w = 1; w < kWarps; ++w) value = fold(value, shared[w]);
-  return value;
-}
 
 // The sum of the products of two rows, in all lanes of the warp.
 template <typename T>
@@ -76,13 +65,13 @@ __device__ void through_softmax(const AttentionProblem& p, const Query& at, floa
   const int thread = static_cast<int>(threadIdx.x);
   float largest = -INFINITY, sum = 0, mean = 0;
   for (int t = thread; t < p.T; t += kThreads) largest = fmaxf(largest, weights[t]);
-  largest = over_block<true>(largest, shared);
+  largest = largest_of_block(largest, shared);
   const bool empty = largest == -INFINITY;
   for (int t = thread; t < p.T; t += kThreads) sum += empty ? 0.0f : expf(weights[t] - largest);
-  sum = over_block<false>(sum, shared);
+  sum = sum_of_block(sum, shared);
   const auto weight = [&](int t) { return empty ? 0.0f : expf(weights[t] - largest) / sum; };
   for (int t = thread; t < p.T; t += kThreads) mean += weight(t) * gradients[t];
-  mean = over_block<false>(mean, shared);
+  mean = sum_of_block(mean, shared);
   const KeyRange keys = keys_of(p, at.b, at.i);
   const int64_t mask = mask_row(p, at.b, at.h, at.i);
   for (int t = thread; t < p.T; t += kThreads) {

@@ -2,24 +2,12 @@
 #include <algorithm>
 
 #include "kernels/cuda/attention_masks.cuh"
+#include "kernels/cuda/block_reduce.cuh"
 
 namespace fretsaw::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-
-// The sum (or maximum) over the block, for all threads.
-template <bool Largest>
-__device__ float over_block(float value, float* shared) {
-  const auto fold = [](float a, float b) { return Largest ? fmaxf(a, b) : a + b; };
-  for (int step = 16; step > 0; step /= 2) value = fold(value, __shfl_xor_sync(0xffffffffu, value, step));
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
-  __syncthreads();
-  value = shared[0];
-  for (int w = 1; w < kWarps; ++w) value = fold(value, shared[w]);
-  return value;
-}
 
 template <typename T>
 __device__ void show(const AttentionProblem& p, int mode, int64_t row, int t, float score) {
@@ -55,9 +43,9 @@ template <typename T>
 __device__ void weigh_keys(const AttentionProblem& p, int64_t row, bool empty, float* scores, float* shared) {
   float largest = -INFINITY, sum = 0;
   for (int t = static_cast<int>(threadIdx.x); t < p.T; t += kThreads) largest = fmaxf(largest, scores[t]);
-  largest = over_block<true>(largest, shared);
+  largest = largest_of_block(largest, shared);
   for (int t = static_cast<int>(threadIdx.x); t < p.T; t += kThreads) sum += scores[t] = empty ? 0.0f : expf(scores[t] - largest);
-  sum = over_block<false>(sum, shared);
+  sum = sum_of_block(sum, shared);
   for (int t = static_cast<int>(threadIdx.x); t < p.T; t += kThreads) {
     const float weight = empty ? 0.0f : scores[t] / sum;
     scores[t] = weight;

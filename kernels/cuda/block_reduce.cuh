@@ -55,6 +55,14 @@ struct LargerJoin {
   }
 };
 
+// The sum or the maximum over a block of one row of threads, in all of them.
+__device__ __forceinline__ float sum_of_block(float value, float* shared) {
+  return join_group(value, 0.0f, shared, AddJoin{});
+}
+__device__ __forceinline__ float largest_of_block(float value, float* shared) {
+  return join_group(value, -INFINITY, shared, LargerJoin{});
+}
+
 // The join of the values of one threadIdx.x over all threadIdx.y (blockDim.y is a power of two), in all of them. `shared` has room for a
 // value of each thread.
 template <typename S, typename Join>

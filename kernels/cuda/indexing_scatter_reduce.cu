@@ -13,23 +13,7 @@ __device__ T combined(ScatterReduction reduction, T old, T update) {
   if constexpr (std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>) {
     return narrow<T>(combined(reduction, widen(old), widen(update)));
   } else {
-    switch (reduction) {
-      case ScatterReduction::add:
-      case ScatterReduction::mul:
-        if constexpr (std::is_integral_v<T>) {  // wraps around on overflow
-          const auto a = static_cast<uint64_t>(old), b = static_cast<uint64_t>(update);
-          return static_cast<T>(reduction == ScatterReduction::add ? a + b : a * b);
-        } else {
-          return reduction == ScatterReduction::add ? old + update : old * update;
-        }
-      case ScatterReduction::min:
-        return update < old || update != update ? update : old;
-      case ScatterReduction::max:
-        return update > old || update != update ? update : old;
-      case ScatterReduction::none:
-        break;
-    }
-    return update;
+    return scattered(reduction, old, update);
   }
 }
 
