@@ -386,7 +386,8 @@ bool Engine::infer_loop(Node& node) {
   for (size_t o = 0; o < node.outputs.size() && o + 1 < body->outputs.size(); ++o) {
     if (!node.outputs[o]) continue;
     Type& type = node.outputs[o]->type;
-    type = o < carried ? types[2 + o] : body->outputs[1 + o]->type;
+    type = body->outputs[1 + o]->type;
+    if (o < carried) type = common_type(type, types[2 + o]);  // of an optional that passes make a sequence: a sequence
     if (o >= carried && type.shape) type.shape->insert(type.shape->begin(), Dim());  // a row from each pass
   }
   return true;
