@@ -123,7 +123,8 @@ void set_precision(Model& model, DType type, const PrecisionOptions& options = {
 // --- for devices: patterns in a specialised graph (static shapes, constants folded), after a model was cut ---
 // Each needs inferred types and leaves them inferred; groups that lose a node are taken apart.
 // Attention from products, softmax and masks (graph/passes/fuse_attention.cpp), in the form [B, S, H * D] where transposes go with it.
-void fuse_attention(Model& model);
+// `batch` is the number that stands for a batch that is open: no multiple of it becomes a number of heads. 0: there is none.
+void fuse_attention(Model& model, int64_t batch = 0);
 // RotaryEmbedding from x * cos + rotated(x) * sin (graph/passes/fuse_rotary.cpp); before fuse_attention.
 void fuse_rotary(Model& model);
 // Products of one value with several constant matrices become one and a Split (graph/passes/merge_products.cpp), where each alone is

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "graph/errors.h"
+#include "graph/training/dropout.h"
 #include "graph/training/plan_graphs.h"
 
 namespace fretsaw {
@@ -220,6 +221,7 @@ void check_graph_ends(const Plan& plan, const KnownInputs& known) {
     const auto given = known.find(g.stage);
     for (const Value* v : g.model->graph->inputs) {
       if (given != known.end() && given->second.contains(v->name)) continue;
+      if (v->name == kSamplesAtHand) continue;  // the ranks fill it in
       const PlanState* state = state_of(states, v->name, kStateInput);
       if (!state) damaged(fmt::format("stage {} takes '{}', which nobody gives it", g.stage, v->name));
       check_fit(*v, *state, g);

@@ -18,6 +18,14 @@ bool broadcasts(const Node& node, const FactorRule& rule, size_t operand, size_t
          !is_one_of(node, {"QuantizeLinear", "DequantizeLinear", "Cast", "CastLike", "BitCast", "Dropout"});
 }
 
+// Whether an attribute says how many groups or heads a dimension of the first operand holds: parts of a batch among them would have fewer.
+bool is_counted_in_file(const FactorRule& rule, const Node& node, int factor) {
+  const bool counts = node.get_int("group", 1) > 1 || node.has("num_groups") || node.has("q_num_heads");
+  for (size_t d = 1; counts && d < rule.inputs[0].size(); ++d)
+    if (std::find(rule.inputs[0][d].begin(), rule.inputs[0][d].end(), factor) != rule.inputs[0][d].end()) return true;
+  return false;
+}
+
 bool reduces(const Node& node) {
   return role_of(node) == Role::reduction || role_of(node) == Role::normalisation;
 }
@@ -169,6 +177,7 @@ void BatchAnalysis::by_rule(Node& node, const FactorRule& rule, bool sizes_read)
   Place place = common_place(node, rule);
   refine_outputs(node, &rule);
   if (place.factor < 0) return;
+  if (is_counted_in_file(rule, node, place.factor)) throw Mixing{"the batch is among its groups, whose number stands in the file"};
   BatchAxis result;
   result.uniform = true;
   bool numbers = false;

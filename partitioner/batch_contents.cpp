@@ -1,6 +1,8 @@
 // Shape arithmetic: the elements of small integer tensors, as products in which the batch is a symbol.
 #include <algorithm>
+#include <cmath>
 
+#include "graph/passes/rewrite.h"
 #include "partitioner/batch_analysis.h"
 
 namespace fretsaw {
@@ -75,6 +77,19 @@ std::optional<std::vector<int64_t>> numbers(const std::optional<Contents>& conte
 
 int64_t clamp_index(int64_t i, int64_t n) {
   return std::clamp<int64_t>(i < 0 ? i + n : i, 0, n);
+}
+
+// Whole numbers that are written as floats.
+std::optional<Contents> whole_numbers(const Value* value) {
+  std::vector<double> numbers;
+  if (!value || !value->constant || value->constant->is_missing() || value->constant->count() > kLongest) return std::nullopt;
+  if (!is_float(value->constant->dtype) || value->constant->dims.size() > 1 || !float_values(value, numbers)) return std::nullopt;
+  Contents result;
+  for (const double x : numbers) {
+    if (x != std::floor(x) || std::abs(x) > 1e9) return std::nullopt;
+    result.push_back(static_cast<int64_t>(x));
+  }
+  return result;
 }
 
 }  // namespace
@@ -185,6 +200,7 @@ std::optional<Contents> BatchAnalysis::evaluate_elementwise(const Node& node) {
 
 std::optional<Contents> BatchAnalysis::evaluate_movement(const Node& node) {
   auto x = contents(node.input(0));
+  if (!x && node.is("Cast")) x = whole_numbers(node.input(0));
   if (!x) return std::nullopt;
   auto argument = [&](size_t i) { return numbers(contents(node.input(i))); };
   if (node.is("Identity") || node.is("Squeeze") || node.is("Unsqueeze") || node.is("Reshape")) return x;

@@ -127,8 +127,8 @@ class Recomputation {
  public:
   Recomputation(Graph& graph, const RecomputeProblem& problem) : graph_(graph), problem_(problem), learned_(learned_values(graph)) {}
 
-  std::unordered_map<Node*, int> run() {
-    choose();
+  std::unordered_map<Node*, int> run(std::optional<KeptValues>& kept) {
+    choose(kept);
     std::vector<Node*> order = std::move(graph_.nodes);
     graph_.nodes.clear();
     for (Node* node : order) {
@@ -141,7 +141,7 @@ class Recomputation {
   }
 
  private:
-  void choose() {
+  void choose(std::optional<KeptValues>& kept) {
     std::map<int, std::vector<Node*>> stages;
     std::unordered_set<const Value*> saved;
     for (Node* node : graph_.nodes) {
@@ -150,9 +150,17 @@ class Recomputation {
       for (const Value* v : operands(*node)) saved.insert(v);
     }
     for (auto& [stage, nodes] : stages) {
-      kept_.merge(Blocks(nodes, learned_, saved).kept());
+      if (!kept) kept_.merge(Blocks(nodes, learned_, saved).kept());
       for (const Node* node : nodes) stage_of_[node] = stage;
     }
+    if (!kept) {
+      kept.emplace();
+      for (const Value* v : kept_) kept->emplace(v->producer->name, v->output);
+      return;
+    }
+    for (const auto& [node, stage] : stage_of_)
+      for (const Value* v : node->outputs)
+        if (v && kept->contains({node->name, v->output})) kept_.insert(v);
   }
 
   // The value as the stage's backward graph has it.
@@ -192,8 +200,8 @@ class Recomputation {
 
 }  // namespace
 
-std::unordered_map<Node*, int> recompute_blocks(Graph& graph, const RecomputeProblem& problem) {
-  return Recomputation(graph, problem).run();
+std::unordered_map<Node*, int> recompute_blocks(Graph& graph, const RecomputeProblem& problem, std::optional<KeptValues>& kept) {
+  return Recomputation(graph, problem).run(kept);
 }
 
 }  // namespace fretsaw

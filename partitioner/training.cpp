@@ -106,6 +106,7 @@ class TrainingPartitioner {
                                          kept == 1 ? " is" : "s are", kept == 1 ? "it stays" : "they stay"));
     graph().outputs = {loss_output(graph(), training_.loss)};  // how others come together from parts of a batch is nobody's concern
     own_loss_ = split_own_loss(graph(), training_.loss);
+    if (parts_of_batch() > 1 && !own_loss_.targets) count_all_targets();
     find_settings();
     const SampleDims samples = find_batch();
     if (count_draws(model_, std::string(kStateInput) + kRandomCounter, samples)) {
@@ -132,6 +133,17 @@ class TrainingPartitioner {
     pad_classes(model_);
     const bool meet_in_micro_batches = training_.zero >= 2 || (training_.sync_batch_norm && !statistics_.empty());
     if (options_.mesh.data > 1 && meet_in_micro_batches) result_.least_batch = parts_of_batch();
+  }
+
+  void count_all_targets() {
+    remove_dead_nodes(graph());  // other losses are nobody's concern either
+    const std::vector<const Node*> means = demand_all_targets(graph(), training_.loss);
+    for (const Node* node : means)
+      plan().notes.push_back(
+          fmt::format("'{}' ({}) is taken for a mean over all targets, and fails where one is ignored: train with one data rank and one "
+                      "micro-batch if there are such",
+                      node->name, node->op));
+    if (!means.empty()) infer_shapes(model_);
   }
 
   // The batch axes of inputs, and where values have samples. Of a batch that is run whole nothing has to be proved: without a proof, first
@@ -393,10 +405,12 @@ class TrainingPartitioner {
     describe_borders();
     std::map<std::string, int> homes;
     for (size_t t = 0; t < locals_.size(); ++t) add_micro_batch_graphs(job_, locals_[t], values_[t], static_cast<int>(t), plan(), homes);
+    std::erase_if(job_.parameters, [&](const std::string& name) { return job_.without_gradient.contains(name); });
     estimate_stages(plan(), job_.target, sizes_of_micro_batch(plan(), training_.dims));
     step_graphs_ = add_step_graphs(job_, homes, plan());
     result_.parameters = job_.parameters;
     for (const TrainedStatistic& one : job_.statistics) result_.statistics.push_back(one.name);
+    result_.statistics.insert(result_.statistics.end(), job_.without_gradient.begin(), job_.without_gradient.end());
   }
   void describe_borders() {
     for (const Value* v : graph().inputs) {

@@ -33,6 +33,7 @@ class JointGraph {
     share_parameters();
     make_states();
     differentiate();
+    share_on_the_way_back();
     if (job_.recomputes) recompute();
     take_copies();
     keep_received_values();
@@ -94,14 +95,29 @@ class JointGraph {
       for (const Node* node : users[value]) home = std::min(home, std::max(0, stage_of_.at(node)));
       home_[value] = home;
       if (is_first_rank()) homes_[name] = home;
-      Value* sent = nullptr;
-      for (Node* node : users[value]) {
-        if (stage_of_.at(node) <= home) continue;
-        if (!sent) sent = add_copy(value, home);
-        replace_operand(*node, value, sent);
-      }
+      for (Node* node : users[value])
+        if (stage_of_.at(node) > home) replace_operand(*node, value, sent(value));
     }
     sort_nodes(graph());
+  }
+  // A gradient may take a parameter where the forward pass was sent what another stage made of it: its transpose.
+  void share_on_the_way_back() {
+    const NodeNumbers numbers = numbers_of_nodes();
+    std::unordered_set<const Value*> parameters;
+    for (const std::string& name : job_.parameters) parameters.insert(parameter(name));
+    for (Node* node : std::vector<Node*>(graph().nodes)) {
+      const int number = numbers.at(node);
+      if (number < job_.stages()) continue;
+      for (Value* v : operands(*node))
+        if (parameters.contains(v) && job_.forward_of(number) > home_.at(v)) replace_operand(*node, v, sent(v));
+    }
+    sort_nodes(graph());
+  }
+  // The copy of a parameter that later stages are sent.
+  Value* sent(Value* parameter) {
+    Value*& copy = sent_[parameter];
+    if (!copy) copy = add_copy(parameter, home_.at(parameter));
+    return copy;
   }
   // The value under a name of its own, in this stage.
   Value* add_copy(Value* value, int stage) {
@@ -184,10 +200,10 @@ class JointGraph {
     const Gradients gradients = add_gradients(model_, loss, wanted_, options);
     if (is_first_rank()) {
       plan_.notes.insert(plan_.notes.end(), gradients.notes.begin(), gradients.notes.end());
-      drop_parameters_without_gradient(gradients);
+      find_parameters_without_gradient(gradients);
     }
     for (size_t i = 0; i < wanted_.size(); ++i)
-      if (std::count(job_.parameters.begin(), job_.parameters.end(), wanted_names_[i])) add_sum(wanted_names_[i], wanted_[i], gradients);
+      if (!job_.without_gradient.contains(wanted_names_[i])) add_sum(wanted_names_[i], wanted_[i], gradients);
     std::vector<Node*> sums;
     for (Node* node : graph().nodes)
       if (sums_.contains(node)) sums.push_back(node);
@@ -222,11 +238,12 @@ class JointGraph {
     seed->type = loss.type;
     return seed;
   }
-  // They stay as they are; the notes name them.
-  void drop_parameters_without_gradient(const Gradients& gradients) {
+  // They stay as they are, on all tensor ranks alike; the notes name them.
+  void find_parameters_without_gradient(const Gradients& gradients) {
     for (size_t i = 0; i < wanted_.size(); ++i)
-      if (!gradients.of(wanted_[i])) std::erase(job_.parameters, wanted_names_[i]);
-    if (job_.parameters.empty()) throw Error("no parameter has a gradient", "check what the loss depends on", ErrorCode::usage);
+      if (!gradients.of(wanted_[i])) job_.without_gradient.insert(wanted_names_[i]);
+    if (job_.without_gradient.size() == wanted_.size())
+      throw Error("no parameter has a gradient", "check what the loss depends on", ErrorCode::usage);
   }
   void add_sum(const std::string& name, Value* wanted, const Gradients& gradients) {
     Value* gradient = gradients.of(wanted);
@@ -284,7 +301,7 @@ class JointGraph {
           return number < job_.stages() ? -1 : job_.forward_of(number);
         },
     };
-    for (const auto& [node, stage] : recompute_blocks(graph(), problem)) stage_of_[node] = job_.backward_of(stage);
+    for (const auto& [node, stage] : recompute_blocks(graph(), problem, job_.kept)) stage_of_[node] = job_.backward_of(stage);
   }
 
   // --- copies ---
@@ -295,6 +312,7 @@ class JointGraph {
     const NodeNumbers numbers = numbers_of_nodes();
     std::unordered_set<const Node*> gone;
     for (const std::string& name : job_.parameters) {
+      if (job_.without_gradient.contains(name)) continue;  // no update makes its copy
       Value* value = parameter(name);
       Value* kept = gathers_.contains(value) ? value->producer->inputs[0] : value;
       const std::optional<RoundedUse> use = job_.types.at(name).dtype == DType::float32 ? rounded_use(kept, graph(), users) : std::nullopt;
@@ -411,10 +429,11 @@ class JointGraph {
   int tensor_;
   Plan& plan_;
   std::map<std::string, int>& homes_;
-  NodeNumbers stage_of_;                        // of forward nodes and copies: the number of their graph; -1: copied
-  NodeNumbers sums_;                            // stages of sums of gradients
-  std::unordered_map<const Value*, int> home_;  // stages of parameters
-  std::vector<Value*> wanted_;                  // whose gradients are added up
+  NodeNumbers stage_of_;                           // of forward nodes and copies: the number of their graph; -1: copied
+  NodeNumbers sums_;                               // stages of sums of gradients
+  std::unordered_map<const Value*, int> home_;     // stages of parameters
+  std::unordered_map<const Value*, Value*> sent_;  // copies of parameters
+  std::vector<Value*> wanted_;                     // whose gradients are added up
   std::vector<std::string> wanted_names_;
   std::unordered_set<const Value*> gathers_;  // parameters that are gathered from the data ranks
 };

@@ -1,11 +1,13 @@
 // What the steps from a model to a plan that trains hand to one another.
 #pragma once
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "graph/training/batch_norm.h"
 #include "partitioner/partition.h"
+#include "partitioner/recompute.h"
 #include "partitioner/stages.h"
 #include "partitioner/training.h"
 #include "partitioner/training_states.h"
@@ -24,7 +26,8 @@ struct TrainingJob {
   Target target;
 
   // --- the model with its loss; outputs: the loss's sum and count, then the next statistics ---
-  std::vector<std::string> parameters;  // by the source's names; those without a gradient are dropped
+  std::vector<std::string> parameters;     // by the source's names; those without a gradient are dropped when all ranks have their graphs
+  std::set<std::string> without_gradient;  // of the parameters: states that stay as they are
   std::vector<TrainedStatistic> statistics;
   std::map<std::string, Type> types;            // of parameters and statistics, whole
   std::map<std::string, TensorPtr> initial;     // likewise
@@ -34,6 +37,7 @@ struct TrainingJob {
   std::map<std::string, DType> copies;          // parameters that the micro-batches take rounded to this type alone
   StageAssignment forward;                      // of forward nodes, by position
   bool recomputes = false;                      // what passes inside of blocks is computed again
+  std::optional<KeptValues> kept;               // between those blocks
 
   // --- numbers of graphs (PlanGraph) ---
   int stages() const { return forward.stages; }

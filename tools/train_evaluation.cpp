@@ -20,7 +20,8 @@ std::string evaluation_data(const std::string& path) {
   return fs::exists(tokens, error) ? tokens.string() : path;
 }
 
-// A batch that is baked into the file would not take the last, smaller one.
+// A batch that is baked into the file would not take the last, smaller one. Where its samples are mixed it stays, and batches are run
+// whole.
 void make_batches_symbolic(Model& model, const std::map<std::string, int>& axes) {
   const bool baked = std::any_of(model.graph->inputs.begin(), model.graph->inputs.end(), [&](const Value* v) {
     const auto axis = axes.find(v->name);
@@ -28,7 +29,12 @@ void make_batches_symbolic(Model& model, const std::map<std::string, int>& axes)
            (*v->type.shape)[static_cast<size_t>(axis->second)].known();
   });
   if (!baked) return;
-  const BatchFacts facts = analyse_batch(model, axes, {});
+  BatchFacts facts;
+  try {
+    facts = analyse_batch(model, axes, {});
+  } catch (const Error&) {
+    return;
+  }
   make_batch_symbolic(model, facts);
 }
 

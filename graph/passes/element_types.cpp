@@ -27,6 +27,14 @@ DType parse_tensor_type(const std::string& text) {  // "tensor(int64)"
   return DType::undefined;
 }
 
+// What a schema's letter stands for where it allows one type alone, as that of Shape's result.
+DType only_type(const onnx::OpSchema& schema, const std::string& letter) {
+  for (const auto& constraint : schema.typeConstraintParams())
+    if (constraint.type_param_str == letter && constraint.allowed_type_strs.size() == 1)
+      return parse_tensor_type(constraint.allowed_type_strs[0]);
+  return parse_tensor_type(letter);
+}
+
 Origins read_schema(const std::string& op) {
   using onnx::OpSchema;
   Origins result;
@@ -36,7 +44,7 @@ Origins read_schema(const std::string& op) {
   for (const auto& out : schema->outputs()) {
     Origin origin;
     if (!mixed(out)) {
-      origin.fixed = parse_tensor_type(out.GetTypeStr());
+      origin.fixed = only_type(*schema, out.GetTypeStr());
       for (size_t i = 0; i < schema->inputs().size(); ++i) {
         const auto& in = schema->inputs()[i];
         if (in.GetTypeStr() == out.GetTypeStr() && !mixed(in)) origin.inputs.push_back(i);

@@ -22,12 +22,14 @@ struct Operands {
   bool flat = false;
 };
 
-// The fewest heads of keys and values first, and for those the form that needs no transposes.
-std::optional<Operands> choose(const std::vector<Choice>& q, const std::vector<Choice>& k, const std::vector<Choice>& v, int64_t H) {
+// The fewest heads of keys and values first, and for those the form that needs no transposes; it says the number of heads in attributes.
+std::optional<Operands> choose(const std::vector<Choice>& q, const std::vector<Choice>& k, const std::vector<Choice>& v, int64_t H,
+                               bool may_be_flat) {
   std::set<int64_t> heads;
   for (const Choice& c : k) heads.insert(c.heads);
   for (int64_t h : heads)
     for (bool flat : {true, false}) {
+      if (flat && !may_be_flat) continue;
       const Choice *a = best_of(q, H, flat), *b = best_of(k, h, flat), *c = best_of(v, h, flat);
       if (a && b && c) return Operands{*a, *b, *c, flat};
     }
@@ -44,7 +46,7 @@ struct Problem {
 
 class AttentionFuser {
  public:
-  explicit AttentionFuser(Graph& graph) : graph_(graph), uses_(graph), edit_(graph), masks_(edit_), operands_(edit_) {}
+  AttentionFuser(Graph& graph, int64_t batch) : graph_(graph), batch_(batch), uses_(graph), edit_(graph), masks_(edit_), operands_(edit_) {}
 
   void run() {
     edit_.walk([&](Node& node) {
@@ -114,7 +116,7 @@ class AttentionFuser {
     auto q = choices_of(p.scores.product->inputs[0], p.lead, {s.B, s.H, s.S, p.D, false}, true);
     auto k = choices_of(p.scores.product->inputs[1], p.lead, {s.B, s.H, s.T, p.D, true}, true);
     auto v = choices_of(p.root->inputs[1], p.lead, {s.B, s.H, s.T, p.E, false}, false);
-    return choose(q, k, v, s.H);
+    return choose(q, k, v, s.H, batch_ == 0 || s.H % batch_ != 0);
   }
 
   void write(const Problem& p, const Operands& o, const AttentionMask& mask) {
@@ -216,6 +218,7 @@ class AttentionFuser {
   }
 
   Graph& graph_;
+  int64_t batch_;
   Uses uses_;
   Rewriter edit_;
   MaskMaker masks_;
@@ -225,13 +228,10 @@ class AttentionFuser {
 
 }  // namespace
 
-static void fuse_attention(Graph& graph) {
-  if (!has_any(graph, {"Softmax"})) return;
-  AttentionFuser(graph).run();
-}
-
-void fuse_attention(Model& model) {
-  for_each_graph(*model.graph, [](Graph& graph) { fuse_attention(graph); });
+void fuse_attention(Model& model, int64_t batch) {
+  for_each_graph(*model.graph, [&](Graph& graph) {
+    if (has_any(graph, {"Softmax"})) AttentionFuser(graph, batch).run();
+  });
   remove_unused_nodes(*model.graph);
 }
 

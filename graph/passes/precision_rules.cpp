@@ -66,6 +66,12 @@ bool allows(const OpSchema& schema, const std::string& letter, const std::string
   return names(letter);
 }
 
+// Training's random numbers are float32, and so are their limits. What is computed of them alone (logarithms of numbers near 1, thresholds)
+// is as sensitive as positions are.
+bool draws(const Node& node) {
+  return node.domain == kCommunicationDomain && node.op == "RandomAt";
+}
+
 bool is_counter(DType type) {  // 8-bit integers fit every float
   return is_integer(type) && bits_of(type) >= 16;
 }
@@ -92,7 +98,7 @@ bool IndexArithmetic::has_any(const Node& node) const {
 
 bool IndexArithmetic::belongs(const Node& node) const {
   const Value* x = node.input(0);
-  if (node.is("Range")) return true;
+  if (node.is("Range") || draws(node)) return true;
   if (node.is("Cast") && x && x->type.is_tensor() && is_counter(x->type.dtype)) return true;
   const OperatorRecord* known = find_operator(node.op, node.domain);
   if (!known || known->random || !bodies(node).empty() || node.domain == kCommunicationDomain) return false;

@@ -24,7 +24,8 @@ bool holds_float32(const Type& type);
 // The same type with `dtype` in place of float32.
 Type with_element(const Type& type, DType dtype);
 
-// Floats that come from integers alone (positions, sizes, and what is computed of them): they are exact only in float32.
+// Floats that come from integers or random numbers alone (positions, sizes, noise, and what is computed of them): they are exact only in
+// float32.
 class IndexArithmetic {
  public:
   explicit IndexArithmetic(Graph& graph) { find(graph); }

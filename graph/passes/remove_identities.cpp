@@ -1,4 +1,5 @@
 // Nodes that hand their input through: Identity, Dropout in inference, Cast to the type the value has. Names of graph outputs stay.
+// CastLike of what has a known type becomes Cast: nothing else of its second operand counts.
 #include <algorithm>
 #include <optional>
 #include <unordered_set>
@@ -24,11 +25,18 @@ bool hands_through(const Node& node, const ElementTypes& types, const std::optio
     DType from = types.of(node.inputs[0]);
     return from != DType::undefined && static_cast<int64_t>(from) == node.get_int("to", 0);
   }
-  if (node.is("CastLike") && node.input(1)) {
-    DType from = types.of(node.inputs[0]);
-    return from != DType::undefined && from == types.of(node.inputs[1]);
-  }
   return false;
+}
+
+// True where it did.
+bool name_type(Node& node, const ElementTypes& types) {
+  if (!node.is("CastLike") || !node.input(0) || !node.input(1)) return false;
+  const DType to = types.of(node.inputs[1]);
+  if (to == DType::undefined) return false;
+  node.op = "Cast";
+  node.inputs.resize(1);
+  node.set("to", static_cast<int64_t>(to));
+  return true;
 }
 
 class IdentityRemover {
@@ -36,6 +44,7 @@ class IdentityRemover {
   void run_all(Graph& graph) {
     run(graph);
     replace_uses(graph, replaced_);  // where a value was renamed after its first users were visited
+    if (drops_operands_) remove_dead_nodes(graph);
   }
 
  private:
@@ -47,6 +56,7 @@ class IdentityRemover {
       for (Value*& v : node.inputs)
         if (v) v = resolve(v);
       for (const GraphPtr& body : bodies(node)) run(*body);
+      drops_operands_ |= name_type(node, types_);
       types_.add(node);
       return !hands_through(node, types_, uses) || !remove(node, graph, outputs);
     });
@@ -77,6 +87,7 @@ class IdentityRemover {
 
   ElementTypes types_;
   ValueMap replaced_;
+  bool drops_operands_ = false;
 };
 
 }  // namespace

@@ -158,7 +158,7 @@ int fuse_trained_attention(Model& model, const TrainedAttentionOptions& options)
     } else {
       NumberedBatch batch(graph, symbol);
       infer_shapes(model);  // with the number, arithmetic tells sizes that it does not with a symbol
-      fuse_attention(model);
+      fuse_attention(model, kBatch);
       batch.restore();
     }
   }

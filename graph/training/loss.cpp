@@ -228,6 +228,14 @@ Value* reduced(LossWriter& w, const LossSpec& spec, const LossValues& loss) {
   return w.add("Div", {loss.sum, divisor}, "mean");
 }
 
+// --- losses of the model's own ---
+
+// The mean over those targets that are not ignored.
+bool is_mean_over_targets(const Node& node) {
+  if (!node.is("SoftmaxCrossEntropyLoss") && !node.is("NegativeLogLikelihoodLoss")) return false;
+  return node.get_string("reduction", "mean") == "mean" && !node.input(2) && node.has("ignore_index");
+}
+
 // --- the output ---
 
 std::string names_of(const std::vector<Value*>& values) {
@@ -282,12 +290,40 @@ LossBatch split_own_loss(Graph& graph, const LossSpec& spec) {
   LossBatch batch;
   Node* node = graph.outputs[0]->producer;
   if (spec.kind != Kind::output || spec.reduction != Reduction::mean || !node || graph.outputs[0]->output != 0) return batch;
-  if (!node->is("SoftmaxCrossEntropyLoss") && !node->is("NegativeLogLikelihoodLoss")) return batch;
-  if (node->get_string("reduction", "mean") != "mean" || node->input(2) || !node->has("ignore_index")) return batch;
+  if (!is_mean_over_targets(*node)) return batch;
   batch.targets = node->input(1);
   batch.ignored = node->get_int("ignore_index", 0);
   node->set("reduction", std::string("sum"));
   return batch;
+}
+
+std::vector<const Node*> demand_all_targets(Graph& graph, const LossSpec& spec) {
+  std::vector<const Node*> found;
+  if (spec.kind != Kind::output || spec.reduction != Reduction::mean) return found;
+  for (Node* node : std::vector<Node*>(graph.nodes)) {
+    if (!is_mean_over_targets(*node) || node->get_int("ignore_index", 0) >= 0) continue;
+    Value* targets = node->input(1);
+    const auto integer = [&](int64_t value, const std::string& name) {
+      auto tensor = make_tensor(targets->type.dtype, {});
+      if (targets->type.dtype == DType::int32)
+        *reinterpret_cast<int32_t*>(mutable_data(*tensor)) = static_cast<int32_t>(value);
+      else
+        *reinterpret_cast<int64_t*>(mutable_data(*tensor)) = value;
+      return graph.add_constant(graph.fresh_name(node->name + "/" + name), tensor);
+    };
+    const auto add = [&](const std::string& op, std::vector<Value*> inputs, const std::string& name) {
+      Node* made = graph.add_node(op, std::move(inputs), {graph.fresh_name(node->name + "/" + name)});
+      made->name = made->outputs[0]->name;
+      return made->outputs[0];
+    };
+    // Negative numbers would count from the last class: one that is no class at all is found out when run.
+    Value* ignored = add("Equal", {targets, integer(node->get_int("ignore_index", 0), "ignored")}, "is_ignored");
+    node->inputs[1] = add("Where", {ignored, integer(std::numeric_limits<int32_t>::max(), "no_class"), targets}, "targets");
+    node->remove("ignore_index");
+    found.push_back(node);
+  }
+  if (!found.empty()) sort_nodes(graph);
+  return found;
 }
 
 LossValues append_loss(Model& model, const LossSpec& spec, const LossBatch& batch, LossForm form) {

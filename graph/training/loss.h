@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "graph/ir.h"
 
@@ -42,6 +43,10 @@ struct LossBatch {
 // of a batch count differently many, so the node is made to give their sum. LossBatch for append_loss; without targets where there is no
 // such node or its targets have weights.
 LossBatch split_own_loss(Graph& graph, const LossSpec& spec);
+// Where such means over targets are terms of a loss that is to be made from parts of a batch, these are means over samples only if no
+// target is ignored: exporters write ignore_index=-100 whether there are such targets or not. Those that would ignore a negative number are
+// made to fail on it, and returned. Types must be inferred again.
+std::vector<const Node*> demand_all_targets(Graph& graph, const LossSpec& spec);
 
 // A micro-batch's part of the loss. Micro-batches and data ranks add up `sum` and `count`; the loss of the whole batch is then
 // sum / count, or the sum itself with reduction=sum, whatever was ignored where and however uneven the parts are. So a gradient is that of

@@ -40,7 +40,7 @@ struct TrainingPlan {
   std::string target;                   // the input that the loss added; "": none
   std::string loss_sum, loss_count;     // outputs, summed over micro-batches and data ranks
   std::vector<std::string> parameters;  // names of their states; gradients are "gradient:NAME"
-  std::vector<std::string> statistics;  // states that are no parameters: running means and variances
+  std::vector<std::string> statistics;  // states that no step's update moves: running means and variances, weights without a gradient
   bool scales_loss = false;             // gradients are those of the loss times the state kLossScale
   bool draws_masks = false;             // some of its nodes take the state kRandomCounter
   int64_t least_batch = 1;              // samples of a step: ranks that meet in every micro-batch must all have some

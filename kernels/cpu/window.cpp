@@ -73,6 +73,10 @@ Dims output_spatial(const Window& w, const Dims& spatial, bool ceil_mode) {
   Dims out(w.rank());
   for (size_t i = 0; i < w.rank(); ++i) {
     const int64_t room = spatial[i] + w.pads_begin[i] + w.pads_end[i] - w.extent(i);
+    if (room < 0 && ceil_mode && -room < w.strides[i]) {  // one window, which goes beyond the end
+      out[i] = 1;
+      continue;
+    }
     if (room < 0) {
       throw Error("a window of " + std::to_string(w.extent(i)) + " on a padded input of " +
                       std::to_string(spatial[i] + w.pads_begin[i] + w.pads_end[i]),

@@ -59,6 +59,25 @@ TEST_F(CommandTest, TrainEvaluates) {
   EXPECT_EQ(last.json()["evals"][1]["step"], 3);
 }
 
+// A batch that the file fixes, and whose samples are mixed, is run whole.
+TEST_F(CommandTest, TrainEvaluatesWhatMixesSamples) {
+  write_samples(path("data"), 22);
+  Model model = mlp(22, 6);
+  Graph& g = *model.graph;
+  Value* y = g.outputs[0];
+  Node* mean = g.add_node("ReduceMean", {y, g.add_constant("axis", make_int64s({0}))}, {"mean"});
+  Node* rest = g.add_node("Sub", {y, mean->outputs[0]}, {"rest"});
+  mean->name = "mean", rest->name = "rest", rest->outputs[0]->type = y->type;
+  g.outputs = {rest->outputs[0]};
+  write_model(model, path("mixing.onnx"));
+  const Arguments train = {"train", path("mixing.onnx"), "--data", path("data"),  "--batch",
+                           "22",    "--steps",           "2",      "--optimizer", "sgd:lr=0"};
+  const CommandResult result = fretsaw(train + Arguments{"--eval", path("data"), "--eval-every", "1", "--json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NEAR(result.json()["evals"][0]["loss"].get<double>(), result.json()["losses"][0].get<double>(), 1e-5);
+  EXPECT_THAT(fretsaw(train + Arguments{"--micro-batches", "2"}).err, HasSubstr("mixes the samples"));
+}
+
 TEST_F(CommandTest, TrainCountsEpochs) {
   write_samples(path("data"), 10);
   const std::string model = write_mlp("m.onnx", 0);

@@ -172,7 +172,9 @@ const Row kRows[] = {
     {"cast_like_of_same_type", kOld + "g (float[2] x, float[3] z) => (float[2] y) { a = Relu(x) b = CastLike(a, z) y = Exp(b) }",
      "Relu Exp"},
     {"cast_like_of_another_type", kOld + "g (float[2] x, double[3] z) => (double[2] y) { a = Relu(x) b = CastLike(a, z) y = Exp(b) }",
-     "Relu CastLike Exp"},
+     "Relu Cast Exp"},
+    {"cast_like_a_size", kOld + "g (float[n] x, float[2] z) => (int64[2] y) { a = Relu(z) s = Shape(x) q = Squeeze(s) y = CastLike(a, q) }",
+     "Relu Cast"},
     {"cast_to_same_type", kOld + "g (float[2] x) => (float[2] y) { a = Relu(x) b = Cast<to=1>(a) y = Exp(b) }", "Relu Exp"},
     {"cast_to_other_type", kOld + "g (float[2] x) => (int64[2] y) { a = Relu(x) y = Cast<to=7>(a) }", "Relu Cast"},
     // Dead nodes go; inputs stay.

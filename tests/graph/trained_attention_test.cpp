@@ -73,6 +73,21 @@ TEST(TrainedAttention, HeadsBeforeRowsKeepTheirBatch) {
   EXPECT_EQ(to_string(model.graph->outputs[0]->type), to_string(find(model, "q")->type));
 }
 
+// Time-major rows [S, N * heads, width], as PyTorch's MultiheadAttention has them: the batch is no number of heads.
+TEST(TrainedAttention, ABatchAmongTheHeadsStaysOpen) {
+  Model model = inferred(
+      "g (float[N,5,12] x, float[N,7,12] z, float[N,7,12] w) => (float[5,N,12] y) <int64[3] qs = {5,-1,4}, int64[3] ks = {7,-1,4}, "
+      "int64[3] ys = {5,-1,12}> { xt = Transpose<perm=[1,0,2]>(x) zt = Transpose<perm=[1,0,2]>(z) wt = Transpose<perm=[1,0,2]>(w) "
+      "q0 = Reshape(xt, qs) q = Transpose<perm=[1,0,2]>(q0) k0 = Reshape(zt, ks) kt = Transpose<perm=[1,2,0]>(k0) v0 = Reshape(wt, ks) "
+      "v = Transpose<perm=[1,0,2]>(v0) s = MatMul(q, kt) p = Softmax<axis=-1>(s) a = MatMul(p, v) t = Transpose<perm=[1,0,2]>(a) "
+      "y = Reshape(t, ys) }");
+  EXPECT_EQ(fuse_trained_attention(model), 1);
+  verify(*model.graph);
+  const Node& node = only(*model.graph, "Attention");
+  for (const char* heads : {"q_num_heads", "kv_num_heads"}) EXPECT_LT(node.get_int(heads, 0), 100) << heads;
+  EXPECT_EQ(to_string(model.graph->outputs[0]->type), "float32[5,N,12]");
+}
+
 TEST(TrainedAttention, NothingIsReadOffWeightsThatLearn) {
   Model model = inferred(attention("m = Mul(s, sc) n = Add(m, c) p = Softmax<axis=-1>(n)"));
   TrainedAttentionOptions options;

@@ -137,6 +137,7 @@ std::vector<GradientCase> pooling_gradient_cases() {
       {{"kernel_shape", Ints{2, 2}}, {"dilations", Ints{2, 1}}},
       {{"kernel_shape", Ints{3, 3}}, {"strides", Ints{2, 2}}, {"ceil_mode", int64_t{1}}},
       {{"kernel_shape", Ints{3, 3}}, {"strides", Ints{3, 3}}, {"pads", Ints{1, 1, 1, 1}}, {"ceil_mode", int64_t{1}}},
+      {{"kernel_shape", Ints{8, 9}}, {"strides", Ints{2, 2}}, {"ceil_mode", int64_t{1}}},
   };
   for (const auto& window : windows) {
     cases.push_back({.op = "MaxPool", .inputs = {x({2, 3, 7, 8})}, .attributes = window});

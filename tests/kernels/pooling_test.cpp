@@ -1,6 +1,7 @@
 // Poolings: small cases with known results, and layouts that must not change a bit.
 #include <cmath>
 
+#include "graph/errors.h"
 #include "tests/kernels/single_op.h"
 
 namespace fretsaw::testing {
@@ -24,6 +25,19 @@ TEST(Pooling, Windows) {
   EXPECT_EQ(pooled("AveragePool", {attribute("strides", Dims{2, 2}), attribute("ceil_mode", int64_t{1})}), (Values{3, 4.5, 7.5, 9}));
   EXPECT_EQ(pooled("MaxPool", {attribute("dilations", Dims{2, 2})}), (Values{9}));
   EXPECT_EQ(pooled("AveragePool", {attribute("dilations", Dims{2, 2})}), (Values{5}));
+}
+
+// With ceil_mode a window may be larger than the image, as long as a step of it ends beyond.
+TEST(Pooling, AWindowLargerThanTheImage) {
+  const auto run = [](const std::string& op, const Dims& kernel, int64_t stride, const Dims& pads) {
+    return doubles_of(run_op(op, {image()},
+                             {attribute("kernel_shape", kernel), attribute("strides", Dims{stride, stride}), attribute("pads", pads),
+                              attribute("ceil_mode", int64_t{1})})[0]);
+  };
+  EXPECT_EQ(run("MaxPool", {4, 4}, 2, {0, 0, 0, 0}), (Values{9}));
+  EXPECT_EQ(run("AveragePool", {5, 4}, 3, {0, 0, 0, 0}), (Values{5}));
+  EXPECT_EQ(run("MaxPool", {6, 2}, 3, {1, 0, 0, 0}), (Values{8}));
+  EXPECT_THROW(run("MaxPool", {5, 4}, 2, {0, 0, 0, 0}), Error);
 }
 
 TEST(Pooling, PaddingCountsOnlyWhenAsked) {

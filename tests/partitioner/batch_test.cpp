@@ -133,6 +133,15 @@ TEST(BatchConstants, SamplesFindThemselvesAtThePlaceOfAMaximum) {
   EXPECT_NE(refusal(picked("given")), "accepted");
 }
 
+// Numbers of samples as an exporter writes them before it folds constants: a Range from 0.0 cast like the size.
+TEST(BatchConstants, SamplesFindThemselvesByACastRange) {
+  const Divided d = divide(
+      "g (float[N,3] x, int64[N] i) => (y) <float z = {0}, float o = {1}> { s = Shape<start=0, end=1>(x) n = Squeeze(s) a = Cast<to=7>(z) "
+      "b = Cast<to=7>(o) r = Range(a, n, b) t = Constant<value_ints=[1]>() c = Unsqueeze(r, t) d = Unsqueeze(i, t) "
+      "e = Concat<axis=1>(c, d) y = GatherND(x, e) }");
+  EXPECT_EQ(d.facts.outputs.at("y").merge, "concat");
+}
+
 TEST(BatchInputs, AMaskOfTheBatchsSizeIsNoBatch) {
   Divided d = divide("g (float[4,4,4] x, float[4,4] mask) => (y) { y = Add(x, mask) }");
   ASSERT_EQ(d.facts.inputs.size(), 1u);
@@ -254,6 +263,10 @@ const Refused kRefused[] = {
     {"g (float[2,3] x) => (y) <float[2,3] h = {1, 2, 3, 4, 5, 6}> { n = Constant<value_int=2>() y = Loop(n, , h) "
      "<body = t (int64 i, bool c, float[2,3] a) => (bool d, float[2,3] b) { d = Identity(c) b = Mul(a, x) }> }",
      "(Loop): output 'y' mixes the samples of the batch: its operand 'a' holds a different constant for each sample"},
+    {"g (float[4,3,5,5] x, float[4,6,3,1,1] w) => (y) { s = Constant<value_ints=[1,12,5,5]>() a = Reshape(x, s) "
+     "t = Constant<value_ints=[24,3,1,1]>() b = Reshape(w, t) c = Conv<group=4>(a, b) u = Constant<value_ints=[4,6,5,5]>() "
+     "y = Reshape(c, u) }",
+     "(Conv): output 'y' mixes the samples of the batch: the batch is among its groups, whose number stands in the file"},
     {"g (float[2,1,4,4] x) => (y, i) { y, i = MaxPool<kernel_shape=[2,2]>(x) }", "its indices count over the whole tensor"},
     {"g (float[2,1,5,5] x) => (y) { p, i = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x) "
      "y = MaxUnpool<kernel_shape=[2,2], strides=[2,2]>(p, i) }",

@@ -135,7 +135,7 @@ INSTANTIATE_TEST_SUITE_P(
                         d = If(e) <then_branch = p () => (bool g) { j = SequenceLength(o)  g = Less(j, four) },
                                    else_branch = q () => (bool h) { h = Identity(e) }> }>
                       r = SequenceLength(l)  q = CastLike(r, x)  y = Mul(v, q) })",
-                 "Loop{Add CastLike Mul If{Add Less}{Identity}} Unsqueeze Concat Shape Squeeze CastLike Mul"},
+                 "Loop{Add Cast Mul If{Add Less}{Identity}} Unsqueeze Concat Shape Squeeze Cast Mul"},
         LoopCase{"WhoseLatestIsRead",
                  R"(g (double[2] x, bool c) => (double[k,2] y, double[m] z) <int64 n = {3}, int64 last = {-1}> {
                       e0 = SequenceEmpty<dtype=11>()  s = SequenceConstruct(x)

@@ -1,6 +1,8 @@
 // Models that make their loss themselves, and models with outputs that the loss is not of, over ranks and micro-batches.
 #include <gtest/gtest.h>
 
+#include <tuple>
+
 #include "graph/errors.h"
 #include "tests/runtime/training_runs.h"
 
@@ -92,6 +94,39 @@ TEST(TrainingLossOutputs, AModelsOwnCrossEntropyMayIgnoreTargets) {
       expect_close(run("output:entropy", likelihood, data, micro_batches), wanted, 1e-5);
     }
   expect_close(run("output:entropy", false, 1, 1, 2), wanted, 1e-5);
+}
+
+// A cross-entropy among other terms: the mean of the parts' means as long as no target is ignored, which is an error.
+TEST(TrainingLossOutputs, ACrossEntropyMayBeATermOfALoss) {
+  const auto run = [](int data, int micro_batches, int tensor, const std::vector<int64_t>& classes, int64_t ignored) {
+    Model model = make_model("ReduceMean");
+    Graph& g = *model.graph;
+    Value *y = g.outputs[0], *own = g.outputs[1], *targets = add_input(model, "classes", DType::int64, {Dim("batch")});
+    Value* entropy = add_node(g, "SoftmaxCrossEntropyLoss", {y, targets}, "entropy", {attribute("ignore_index", ignored)});
+    Value* scale = add_node(g, "Exp", {g.add_constant("scale", floats({}, {-0.3f}))}, "factor");
+    g.outputs = {add_node(g, "Add", {add_node(g, "Mul", {entropy, scale}, "scaled"), own}, "total")};
+    name_nodes_by_outputs(g);
+    TrainingOptions training = with_optimizer("sgd:lr=0.1,momentum=0.9");
+    training.loss = parse_loss("output");
+    PartitionOptions options;
+    options.mesh.data = data, options.mesh.tensor = tensor, options.micro_batches = micro_batches;
+    Trainer trainer = trainer_of(std::move(model), options, training);
+    return losses_of(trainer, 4, 0.1, [&](int step) {
+      Batch batch = batch_of(step, {"t"});
+      batch["classes"] = int_value({kBatch}, classes);
+      return batch;
+    });
+  };
+  const std::vector<int64_t> all = {1, 1, 0, 2, 0, 1, 2, 0}, some = {1, 1, 0, 2, 0, -1, 2, 0};
+  const std::vector<double> wanted = run(1, 1, 1, all, -1);
+  for (const auto& [data, micro_batches, tensor] : {std::tuple{2, 1, 1}, {1, 3, 1}, {3, 2, 1}, {2, 2, 2}}) {
+    SCOPED_TRACE(std::to_string(data) + " data ranks, micro-batches " + std::to_string(micro_batches));
+    for (const int64_t ignored : {-1, -100}) expect_close(run(data, micro_batches, tensor, all, ignored), wanted, 1e-5);
+  }
+  EXPECT_NE(run(1, 1, 1, some, -1), wanted);
+  EXPECT_THROW(run(2, 1, 1, some, -1), Error);
+  EXPECT_THROW(run(1, 2, 1, some, -1), Error);
+  EXPECT_THROW(run(2, 1, 1, all, 2), Error);  // one of the classes: it is refused before
 }
 
 TEST(TrainingLossOutputs, WhatIsTakenForAnotherReductionIsAnError) {

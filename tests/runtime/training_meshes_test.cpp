@@ -158,6 +158,19 @@ TEST(TrainingMeshes, HalfPrecisionFollowsFloat32) {
   EXPECT_EQ(half.updates(), kSteps);
 }
 
+// Ranks whose parts are of other sizes keep the same values nevertheless.
+TEST(TrainingMeshes, UnevenRanksComputeTheSameAgain) {
+  for (const char* precision : {"fp32", "bf16", "fp16"})
+    for (const int tensor : {3, 5, 6, 7})
+      for (const int pipeline : {1, 2}) {
+        Trainer whole = make_trainer({.name = "one"}, "sgd:lr=0.05", precision);
+        Trainer parts =
+            make_trainer({.name = "parts", .pipeline = pipeline, .tensor = tensor, .recompute = "all"}, "sgd:lr=0.05", precision);
+        const double wanted = whole.step(batch_of(0), 0.05).loss;
+        EXPECT_NEAR(parts.step(batch_of(0), 0.05).loss, wanted, 0.01 * wanted) << precision << tensor << pipeline;
+      }
+}
+
 TEST(TrainingMeshes, WhatCanNotBeIsSaid) {
   const auto expect_refused = [](Case c, const std::string& part) {
     try {
@@ -175,6 +188,36 @@ TEST(TrainingMeshes, WhatCanNotBeIsSaid) {
   two["ids"] = int_value({2, kLength}, std::vector<int64_t>(2 * kLength, 1)),
   two["target"] = int_value({2, kLength}, std::vector<int64_t>(2 * kLength, 2));
   EXPECT_THROW(three.step(two, 0.1), Error);  // ranks that meet in every micro-batch need a sample each
+}
+
+// A transpose that several stages share is made in the first of them. The way back takes the matrix itself, as the last update left it.
+TEST(TrainingMeshes, StagesShareATransposedMatrix) {
+  Model model = *new_model();
+  Graph& g = *model.graph;
+  Value* turned =
+      add_node(g, "Transpose", {add_weight(g, "w", {kInner, kInner}, 1)}, "turned", {attribute("perm", std::vector<int64_t>{1, 0})});
+  Value* x = add_input(model, "x", DType::float32, {Dim("batch"), Dim(kInner)});
+  for (const char* name : {"a", "b", "c", "d"})
+    x = add_node(g, "Tanh", {add_node(g, "MatMul", {x, turned}, name + std::string("_product"))}, name);
+  g.outputs = {x};
+  name_nodes_by_outputs(g);
+  const auto weights_of = [&](const Case& c, const std::string& precision) {
+    TrainingOptions training = with_optimizer("sgd:lr=0.5", precision);
+    training.chunks = c.chunks, training.zero = c.zero, training.recompute = c.recompute;
+    Trainer trainer = trainer_of(clone(model), cut_of(c), training);
+    for (int s = 0; s < kSteps; ++s) trainer.step(classified_noise(kInner, some_classes(kBatch, kInner), static_cast<unsigned>(s)), 0.5);
+    return elements<float>(trainer.parameter("w"));
+  };
+  for (const char* precision : {"fp32", "bf16"}) {
+    const std::vector<float> wanted = weights_of({"one"}, precision);
+    for (const Case& c :
+         {Case{"", 1, 2, 1, 2}, Case{"", 1, 4, 1, 1}, Case{"", 1, 2, 1, 4, "interleaved", 2}, Case{"", 1, 3, 1, 4, "zero-bubble-h2"},
+          Case{"", 2, 2, 1, 2, "1f1b", 1, 3}, Case{"", 1, 2, 2, 2, "gpipe", 1, 0, "all"}, Case{"", 2, 2, 1, 1, "zero-bubble-h1", 1, 1}}) {
+      const std::vector<float> got = weights_of(c, precision);
+      const float tolerance = precision == std::string("fp32") ? 2e-5f : 0.02f;
+      for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], wanted[i], tolerance) << precision << c.pipeline << c.schedule << i;
+    }
+  }
 }
 
 }  // namespace

@@ -6,8 +6,10 @@
 #include <functional>
 
 #include "graph/errors.h"
+#include "graph/training/training_plan_file.h"
 #include "tests/error_text.h"
 #include "tests/runtime/training_runs.h"
+#include "tests/temporary_folder.h"
 
 namespace fretsaw {
 namespace {
@@ -63,6 +65,12 @@ void expect_counted(const Model& model) {
     for (size_t s = 0; s < got.size(); ++s)
       EXPECT_NEAR(got[s], moved[s], 1e-5) << mesh.data << mesh.pipeline << mesh.tensor << mesh.micro_batches << " step " << s;
   }
+  for (const char* precision : {"bf16", "fp16"}) {  // the same numbers as in float32
+    TrainingOptions training;
+    training.precision = precision;
+    const std::vector<double> got = losses(make_trainer(model, {}, 0, training), 3, 0);
+    for (size_t s = 0; s < got.size(); ++s) EXPECT_NEAR(got[s], still[s], 0.03 * still[s]) << precision << " step " << s;
+  }
 }
 
 TEST(TrainingRandom, NormalNumbersLikeAValue) {
@@ -74,6 +82,43 @@ TEST(TrainingRandom, NormalNumbersLikeAValue) {
 TEST(TrainingRandom, UniformNumbersLikeAValue) {
   expect_counted(make_model([](Graph& g, Value* x) {
     return add_node(g, "Mul", {x, add_node(g, "RandomUniformLike", {x}, "u", {attribute("low", -1.0f), attribute("high", 2.0f)})}, "times");
+  }));
+}
+
+// A plan that was written to a folder and read again draws the same.
+TEST(TrainingRandom, APlanInAFolderDrawsTheSame) {
+  const Model model = make_model([](Graph& g, Value* x) {
+    return add_node(g, "Add", {x, add_node(g, "RandomNormalLike", {x}, "n")}, "sum");
+  });
+  const TemporaryFolder folder;
+  for (const Mesh3& mesh : {Mesh3{1, 1, 1, 1}, Mesh3{2, 2, 2, 2}}) {
+    const std::string name = folder / ("plan" + std::to_string(mesh.data));
+    write_training_plan(partition_for_training(clone(model), cut_of(mesh), {}), {"softmax_cross_entropy", "sgd", {}}, name);
+    TrainerOptions with;
+    with.session.threads = 1;
+    EXPECT_EQ(losses(Trainer(read_training_plan(name).training, with), 3, 0.1), losses(make_trainer(model, mesh), 3, 0.1));
+  }
+}
+
+// Stochastic depth as PyTorch's exporter writes it: whole samples are left out.
+TEST(TrainingRandom, SamplesLeftOutByAThreshold) {
+  expect_counted(make_model([](Graph& g, Value* x) {
+    Value* size = add_node(g, "Shape", {x}, "size", {attribute("end", int64_t{1})});
+    Value* zeros = add_node(
+        g, "ConstantOfShape",
+        {add_node(g, "Concat", {size, g.add_constant("one", make_int64s({1}))}, "sizes", {attribute("axis", int64_t{0})})}, "zeros");
+    Value* drawn = add_node(g, "RandomUniformLike", {zeros}, "drawn", {attribute("dtype", int64_t{1})});
+    Value* kept = add_node(g, "Less", {drawn, g.add_constant("share", floats({}, {0.7f}))}, "kept");
+    return add_node(g, "Mul", {x, add_node(g, "Cast", {kept}, "factor", {attribute("to", int64_t{1})})}, "times");
+  }));
+}
+
+// Gumbel noise: log(-log(u)) of u rounded to 1 would be infinite.
+TEST(TrainingRandom, LogarithmsOfNumbers) {
+  expect_counted(make_model([](Graph& g, Value* x) {
+    Value* drawn = add_node(g, "RandomUniformLike", {x}, "drawn", {attribute("low", 0.01f), attribute("high", 0.9999f)});
+    Value* minus = add_node(g, "Neg", {add_node(g, "Log", {drawn}, "log")}, "minus");
+    return add_node(g, "Sub", {x, add_node(g, "Log", {minus}, "gumbel")}, "sum");
   }));
 }
 

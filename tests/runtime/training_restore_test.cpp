@@ -131,6 +131,45 @@ TEST(TrainerRestore, WhatTheRunWouldLoseIsRefused) {
   EXPECT_THAT(error_of([&] { first.restore(second.kept(), 1); }), HasSubstr("no tensor"));
 }
 
+// A weight that is rounded has no gradient. Every rank keeps its part of it nevertheless, and it is exported as it was taken back.
+TEST(TrainerRestore, WeightsWithoutAGradientStayWhole) {
+  const auto rounded = [](float by) {
+    Model model = make_model(false);
+    Graph& g = *model.graph;
+    Value *y = g.outputs[0], *x = g.inputs[0], *w3 = add_weight(g, "w3", {kIn, kHidden}, 5, by);
+    Value* row = add_node(g, "MatMul", {x, add_node(g, "Floor", {w3}, "floored")}, "row");
+    Value* w4 = add_weight(g, "w4", {kHidden, kClasses}, 6);
+    g.outputs = {add_node(g, "Add", {y, add_node(g, "MatMul", {row, w4}, "more")}, "sum")};
+    name_nodes_by_outputs(g);
+    return model;
+  };
+  struct Case {
+    int data, pipeline, tensor, zero;
+    std::string precision;
+  };
+  TrainingOptions training;
+  const Model model = rounded(3), other = rounded(2);
+  Trainer whole(plan_of(model, training), one_thread());
+  whole.step(make_batch(), 0.1);
+  const double next = Trainer(whole.plan(), one_thread()).step(make_batch(), 0.1).loss;
+  for (const Case& c : {Case{1, 1, 2, 0, "fp32"}, Case{1, 2, 2, 0, "fp32"}, Case{1, 1, 3, 0, "bf16"}, Case{2, 1, 2, 3, "fp32"},
+                        Case{2, 1, 1, 3, "fp32"}, Case{2, 2, 2, 1, "fp32"}}) {
+    SCOPED_TRACE(std::to_string(c.data) + std::to_string(c.pipeline) + std::to_string(c.tensor) + " zero " + std::to_string(c.zero));
+    training.zero = c.zero, training.precision = c.precision, training.sync_batch_norm = c.data > 1;
+    Trainer trainer(plan_of(model, training, cut_of(c)), one_thread());
+    EXPECT_NEAR(trainer.step(make_batch(), 0.1).loss, next, c.precision == "fp32" ? 1e-4 : 0.1);
+    EXPECT_EQ(elements<float>(trainer.kept().at("w3")), elements<float>(whole.kept().at("w3")));
+    Trainer again(plan_of(other, training, cut_of(c)), one_thread());
+    again.restore(trainer.kept(), trainer.updates());
+    EXPECT_EQ(again.step(make_batch(), 0.1).loss, trainer.step(make_batch(), 0.1).loss);
+    for (const Value* v : trained_model(other, again).graph->initializers()) {
+      if (v->name != "w3") continue;
+      const auto* first = reinterpret_cast<const float*>(v->constant->data);
+      EXPECT_EQ(std::vector<float>(first, first + v->constant->count()), elements<float>(whole.kept().at("w3")));
+    }
+  }
+}
+
 // A graph of the way back is no stage of its own, and what is said twice is said once.
 TEST(TrainingNotes, AreOfStagesAndOnce) {
   PartitionOptions options;
