@@ -33,6 +33,11 @@ std::vector<Value*> apply_rule(const Node& node, GradientContext& context) {
   }
 }
 
+// That of its value, but for integers.
+Type type_of_gradient(const Value& value, const Value& gradient) {
+  return carries_gradient(value.type) ? value.type : Type::tensor(gradient.type.dtype, value.type.shape);
+}
+
 }  // namespace
 
 bool carries_gradient(const Type& type) {
@@ -47,6 +52,10 @@ bool carries_gradient(const Type& type) {
     default:
       return false;
   }
+}
+
+bool carries_gradient(const Value& value) {
+  return carries_gradient(value.type) || (value.producer && value.producer->is("QuantizeLinear"));
 }
 
 bool has_gradient_rule(const Node& node, bool mask_learns) {
@@ -64,7 +73,7 @@ void GradientWalk::find_dependent(const std::vector<Value*>& wanted) {
   for (const Node* node : graph_.nodes) {
     if (stops_gradient(*node) || !takes_dependent(*node)) continue;
     for (const Value* v : node->outputs)
-      if (v && carries_gradient(v->type)) dependent_.insert(v);
+      if (v && carries_gradient(*v)) dependent_.insert(v);
   }
 }
 
@@ -74,7 +83,7 @@ bool GradientWalk::takes_dependent(const Node& node) const {
 }
 
 void GradientWalk::contribute(Node* by, Value* value, Value* gradient) {
-  if (!gradient->type.shape && gradient->producer) gradient->type = value->type;
+  if (!gradient->type.shape && gradient->producer) gradient->type = type_of_gradient(*value, *gradient);
   contributions_[value].push_back(gradient);
   found_.push_back({by, value, gradient});
   first_user_[value] = by;  // the walk goes backwards
@@ -91,7 +100,7 @@ Value* GradientWalk::total(Value* value) {
   if (parts.size() > 1) {
     const Node* owner = value->producer ? value->producer : first_user_[value];
     Value* sum = nodes_.add(owner, value->name + "_grad_sum", parts.size() == 2 ? "Add" : "Sum", parts, {true}, {}, "")[0];
-    sum->type = value->type;
+    sum->type = type_of_gradient(*value, *parts.front());
     parts = {sum};
   }
   return parts.front();
@@ -109,7 +118,7 @@ void GradientWalk::differentiate(Node& node) {
     return;
   }
   std::vector<bool> wanted;
-  for (const Value* v : node.inputs) wanted.push_back(depends(v) && carries_gradient(v->type));
+  for (const Value* v : node.inputs) wanted.push_back(depends(v) && carries_gradient(*v));
   GradientContext context(nodes_, node, std::move(of_outputs), wanted);
   const std::vector<Value*> found = apply_rule(node, context);
   for (size_t i = 0; i < found.size() && i < node.inputs.size(); ++i)

@@ -12,6 +12,8 @@ namespace fretsaw {
 
 // Whether a gradient can flow through a value of this type. Of what is not known, and of sequences, it is found out at their nodes.
 bool carries_gradient(const Type& type);
+// Whether one flows through this value: integers of QuantizeLinear have that of the numbers they stand for, a float.
+bool carries_gradient(const Value& value);
 // mask_learns: of Attention, whether its mask has a gradient.
 bool has_gradient_rule(const Node& node, bool mask_learns = false);
 bool stops_gradient(const Node& node);

@@ -125,7 +125,8 @@ class Differentiation {
 
   // A gradient has its value's element type, rank and sizes, as far as both are known.
   static bool fits(const Type& gradient, const Type& value) {
-    if (gradient.dtype != value.dtype) return gradient.dtype == DType::undefined || value.dtype == DType::undefined;
+    const bool same_type = gradient.dtype == value.dtype || !carries_gradient(value);  // integers have a float's
+    if (!same_type) return gradient.dtype == DType::undefined || value.dtype == DType::undefined;
     if (!gradient.shape || !value.shape) return true;
     return std::equal(gradient.shape->begin(), gradient.shape->end(), value.shape->begin(), value.shape->end(),
                       [](const Dim& g, const Dim& v) { return !g.known() || !v.known() || g.value == v.value; });

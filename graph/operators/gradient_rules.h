@@ -25,7 +25,8 @@ GradientRule generation_gradient(const std::string& name);
 GradientRule recurrent_gradient(const std::string& name);  // recurrent_gradients.cpp
 GradientRule image_gradient(const std::string& name);      // image_gradients.cpp
 GradientRule signal_gradient(const std::string& name);
-GradientRule no_float_gradient(const std::string& name);  // quantised results, strings, flags of sequences
+GradientRule quantization_gradient(const std::string& name);  // quantization_gradients.cpp
+GradientRule no_float_gradient(const std::string& name);      // strings, flags of sequences
 
 // The records, each with its rule.
 std::vector<OperatorRecord> with_gradients(std::vector<OperatorRecord> records, GradientRule (*rule)(const std::string&));

@@ -142,62 +142,6 @@ std::vector<Value*> det_gradient(GradientContext& c) {
   return only_first(c, c.add_own("DetGrad", {c.of_output(), c.input(0)}));
 }
 
-// y = (x - zero point) * scale. The differences are what the operator makes with scales of 1; the numbers that are scaled are fixed.
-class DequantizeGradient {
- public:
-  explicit DequantizeGradient(GradientContext& c) : c_(c), x_(c.input(0)), scale_(c.input(1)), rank_(c.rank(x_)) {}
-
-  Value* make() {
-    const DType type = scale_->type.dtype, wide = bits_of(type) < 32 ? DType::float32 : type;
-    std::vector<Value*> operands = {x_, c_.expand_like(c_.number(1, wide), scale_)};
-    if (c_.input(2)) operands.push_back(c_.input(2));
-    Term differences(c_, c_.add("DequantizeLinear", operands, c_.attributes({"axis", "block_size"}), wide));
-    return cast_to(type, {c_, summed(cast_to(wide, Term(c_, c_.of_output())) * differences)});
-  }
-
- private:
-  // Over the elements that have one scale: all, those of an index along the axis, or of a block of indexes.
-  Value* summed(Value* terms) {
-    const Shape& scales = c_.known_shape(scale_);
-    std::vector<int64_t> others(rank_);
-    std::iota(others.begin(), others.end(), 0);
-    if (std::all_of(scales.begin(), scales.end(), [](const Dim& d) { return d.value == 1; }))
-      return c_.reshape_like(c_.reduce_sum(terms, others, false), scale_);
-    // A vector has one axis, whatever the attribute's default says.
-    const size_t at = rank_ == 1 ? 0 : c_.axis(c_.node().get_int("axis", 1), rank_);
-    const auto axis = static_cast<int64_t>(at);
-    if (scales.size() > 1)
-      return c_.add_own("GatherGrad", {terms, blocks(axis, c_.node().get_int("block_size", 0)), c_.shape_value(scale_)}, {{"axis", axis}});
-    others.erase(others.begin() + axis);
-    const Shape* x = c_.shape(x_);
-    const Shape has = {x ? (*x)[at] : Dim()};
-    return c_.sum_to(c_.reduce_sum(terms, others, false), &has, scale_);  // one of an open size may turn out to be one for all
-  }
-
-  // Of each index along the axis, its block.
-  Value* blocks(int64_t axis, int64_t block) {
-    if (block < 1) c_.refuse("its scales are for blocks, and it has no block_size");
-    const Dim& size = c_.known_shape(x_)[static_cast<size_t>(axis)];
-    if (!size.known()) {
-      Value* end = c_.add("Squeeze", {c_.size_value(x_, axis), c_.integers({0})});
-      return c_.add("Div", {c_.add("Range", {c_.integer(0), end, c_.integer(1)}, {}, DType::int64), c_.integer(block)});
-    }
-    std::vector<int64_t> found;
-    for (int64_t i = 0; i < size.value; ++i) found.push_back(i / block);
-    return c_.integers(found);
-  }
-
-  GradientContext& c_;
-  Value *x_, *scale_;
-  size_t rank_;
-};
-
-std::vector<Value*> dequantize_gradient(GradientContext& c) {
-  std::vector<Value*> found = c.none();
-  if (c.wants(1)) found[1] = DequantizeGradient(c).make();
-  return found;
-}
-
 // From the operands alone: the states of all steps are made once more.
 std::vector<Value*> linear_attention_gradient(GradientContext& c) {
   const std::string rule = c.node().get_string("update_rule", "gated_delta");
@@ -238,10 +182,8 @@ GradientRule signal_gradient(const std::string& name) {
 }
 
 GradientRule no_float_gradient(const std::string& name) {
-  if (name == "DequantizeLinear") return dequantize_gradient;
-  static const std::unordered_set<std::string> names = {"QuantizeLinear",     "SequenceEmpty", "SequenceLength",
-                                                        "OptionalHasElement", "StringSplit",   "StringNormalizer",
-                                                        "TfIdfVectorizer",    "StringConcat",  "RegexFullMatch"};
+  static const std::unordered_set<std::string> names = {"SequenceEmpty",    "SequenceLength",  "OptionalHasElement", "StringSplit",
+                                                        "StringNormalizer", "TfIdfVectorizer", "StringConcat",       "RegexFullMatch"};
   return names.count(name) ? zero_gradient : nullptr;
 }
 

@@ -49,7 +49,7 @@ std::vector<OperatorRecord> quantization_operators() {
       {.name = "DequantizeLinear", .since = 28, .role = Role::elementwise, .factors = quantize_factors, .flops = output_elements},
       {.name = "DynamicQuantizeLinear", .since = 11, .role = Role::reduction, .factors = dynamic_quantize_factors, .flops = input_elements},
   };
-  return with_gradients(std::move(records), no_float_gradient);
+  return with_gradients(std::move(records), quantization_gradient);
 }
 
 }  // namespace fretsaw

@@ -130,6 +130,50 @@ TEST(GradientOfScales, IsTheSumOverTheirElements) {
     for (const bool open : {false, true}) expect_scales(c, open);
 }
 
+// Rounded to integers and back: as if nothing were rounded, inside of the integers' range; scales get what the rounding leaves.
+void expect_straight_through(const Scales& c) {
+  const std::string what = sizes(c.x) + " " + sizes(c.scales) + " " + c.attributes + " " + std::string(name_of(c.from));
+  const std::string attributes = c.attributes.empty() ? "" : "<" + c.attributes + ">", type(text_name(c.type)), from(text_name(c.from));
+  const std::string text = "g (" + type + sizes(c.x) + " x, " + type + sizes(c.scales) + " s, " + from + sizes(c.scales) + " z, " + type +
+                           sizes(c.x) + " t) => (" + type + " loss) { q = QuantizeLinear" + attributes + "(x, s, z) y = DequantizeLinear" +
+                           attributes + "(q, s, z) p = Mul(y, t) loss = ReduceSum<keepdims=0>(p) }";
+  const int64_t count = count_of(c.x), scales = count_of(c.scales);
+  const bool is_signed = c.from == DType::int8;
+  const double lowest = is_signed ? -128 : 0, highest = is_signed ? 127 : 255;
+  Doubles zeros;
+  for (int64_t i = 0; i < scales; ++i) zeros.push_back(static_cast<double>(i * 5 % 11) + (is_signed ? 0 : 100));
+  const RuntimeValue x = tensor_as(c.type, c.x, spread_values(count, -2, 2, 7)),
+                     s = tensor_as(c.type, c.scales, spread_values(scales, 0.008, 0.012, 5)),
+                     weights = tensor_as(c.type, c.x, spread_values(count, 0.5, 1.5, 3));
+  const Doubles numbers = doubles_of(x), steps = doubles_of(s), g = doubles_of(weights);
+  Doubles of_x, of_s(static_cast<size_t>(scales), 0);
+  int beyond = 0;
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const size_t k = c.scale_of[i];
+    const double whole = std::nearbyint(numbers[i] / steps[k]) + zeros[k], kept = std::clamp(whole, lowest, highest);
+    beyond += whole != kept;
+    of_x.push_back(whole == kept ? g[i] : 0);
+    of_s[k] += g[i] * (kept - zeros[k] - (whole == kept ? numbers[i] / steps[k] : 0));
+  }
+  EXPECT_TRUE(beyond > 0 && beyond < count) << what;
+  const std::vector<RuntimeValue> found = gradients_of(text, {"x", "s"}, {x, s, tensor_as(c.from, c.scales, zeros), weights});
+  ASSERT_EQ(found.size(), 2U) << what;
+  expect_near(found[0], c.x, of_x, c.type == DType::float32 ? 1e-6 : 1e-2, what);
+  expect_near(found[1], c.scales, of_s, c.type == DType::float32 ? 1e-5 : 1e-2, what);
+}
+
+TEST(GradientOfRounding, GoesStraightThrough) {
+  const std::vector<size_t> one(24, 0);
+  for (const Scales& c : std::vector<Scales>{
+           {{2, 3, 4}, {}, "", one},
+           {{2, 3, 4}, {1}, "", one, DType::int8},
+           {{2, 3, 4}, {3}, "", along(2, 3, 4, 1, false)},
+           {{2, 3, 4}, {4}, "axis=-1", along(6, 4, 1, 1, false), DType::int8},
+           {{2, 5, 3}, {2, 2, 3}, "axis=-2, block_size=3", along(2, 5, 3, 3, true), DType::int8},
+       })
+    expect_straight_through(c);
+}
+
 // --- equal numbers ---
 
 TEST(GradientOfUnique, GoesToTheFirstOfEqualNumbers) {
