@@ -162,7 +162,8 @@ TEST(TrainerRestore, WeightsWithoutAGradientStayWhole) {
     Trainer again(plan_of(other, training, cut_of(c)), one_thread());
     again.restore(trainer.kept(), trainer.updates());
     EXPECT_EQ(again.step(make_batch(), 0.1).loss, trainer.step(make_batch(), 0.1).loss);
-    for (const Value* v : trained_model(other, again).graph->initializers()) {
+    const Model exported = trained_model(other, again);
+    for (const Value* v : exported.graph->initializers()) {
       if (v->name != "w3") continue;
       const auto* first = reinterpret_cast<const float*>(v->constant->data);
       EXPECT_EQ(std::vector<float>(first, first + v->constant->count()), elements<float>(whole.kept().at("w3")));
