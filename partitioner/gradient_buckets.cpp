@@ -2,11 +2,33 @@
 #include "partitioner/gradient_buckets.h"
 
 #include <algorithm>
+#include <iterator>
+#include <optional>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 
 namespace fretsaw {
+namespace {
+
+constexpr double kShareOfLast = 16;  // of a whole bucket's bytes
+
+// The gradients at the end of a bucket that are of at most so many bytes together, when the rest are more.
+std::optional<GradientBucket> split_end(GradientBucket& bucket, double most_bytes) {
+  double bytes = 0, rest = 0;
+  size_t begin = bucket.gradients.size();
+  while (begin > 0 && bytes + static_cast<double>(bucket.gradients[begin - 1].bytes) <= most_bytes)
+    bytes += static_cast<double>(bucket.gradients[--begin].bytes);
+  for (size_t i = 0; i < begin; ++i) rest += static_cast<double>(bucket.gradients[i].bytes);
+  if (begin == bucket.gradients.size() || rest <= most_bytes) return std::nullopt;
+  GradientBucket end{bucket.exchange, {}};
+  const auto from = bucket.gradients.begin() + static_cast<std::ptrdiff_t>(begin);
+  std::move(from, bucket.gradients.end(), std::back_inserter(end.gradients));
+  bucket.gradients.erase(from, bucket.gradients.end());
+  return end;
+}
+
+}  // namespace
 
 std::map<std::string, std::pair<int, size_t>> places_of_new_states(const Plan& plan) {
   const std::string_view prefix = kStateOutput;
@@ -45,6 +67,9 @@ std::vector<GradientBucket> gradient_buckets(std::vector<ReducedGradient> gradie
     open->second.second += bytes;
     buckets[open->second.first].gradients.push_back(std::move(g));
   }
+  // Nothing runs beside the last exchange: it is kept small.
+  for (const auto& [exchange, open] : filling)
+    if (std::optional<GradientBucket> end = split_end(buckets[open.first], most_bytes / kShareOfLast)) buckets.push_back(std::move(*end));
   std::stable_sort(buckets.begin(), buckets.end(),
                    [&](const GradientBucket& a, const GradientBucket& b) { return place(a.gradients.back()) < place(b.gradients.back()); });
   return buckets;

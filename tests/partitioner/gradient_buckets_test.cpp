@@ -44,6 +44,22 @@ TEST(GradientBuckets, AreFilledInTheOrderOfTheBackwardPass) {
   EXPECT_THAT(names_of(gradient_buckets(all, places, 1e9)), ElementsAre("dcba"));
 }
 
+TEST(GradientBuckets, TheLastExchangeIsSmall) {
+  Places places;
+  std::vector<ReducedGradient> all;
+  const auto add = [&](const std::string& name, int64_t bytes, OverData over = OverData::all) {
+    all.push_back(gradient(name, bytes, over));
+    places["gradient:" + name] = {0, all.size()};
+  };
+  for (const char* name : {"a", "b", "c"}) add(name, 40);
+  add("d", 4), add("e", 3), add("f", 2);
+  EXPECT_THAT(names_of(gradient_buckets(all, places, 160)), ElementsAre("abc", "def"));  // 10 at most
+  EXPECT_THAT(names_of(gradient_buckets(all, places, 81)), ElementsAre("ab", "cd", "ef"));
+  EXPECT_THAT(names_of(gradient_buckets(all, places, 3200)), ElementsAre("abcdef"));  // small enough as it is
+  add("g", 4, OverData::parts), add("h", 40);
+  EXPECT_THAT(names_of(gradient_buckets(all, places, 320)), ElementsAre("g", "abcdefh"));  // h alone is more
+}
+
 TEST(GradientBuckets, HoldGradientsOfOneKind) {
   const Places places = {{"gradient:a", {0, 1}}, {"gradient:b", {0, 2}}, {"gradient:c", {0, 3}},
                          {"gradient:d", {0, 4}}, {"gradient:e", {0, 5}}, {"gradient:f", {0, 6}}};
