@@ -28,7 +28,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kRanks[] = {2, 3, 4};
-constexpr size_t kLeastOperators = 143;  // that some strategy divides; may only grow
+constexpr size_t kLeastOperators = 142;  // that some strategy divides; may only grow (without CastLike, which is a Cast by then)
 
 std::string describe(const Node& node, const NodeStrategies& own, const Strategy& s, int ranks) {
   std::string what = node.op + " on " + std::to_string(ranks) + " ranks, ";
