@@ -1,4 +1,4 @@
-// What all rules of one backward pass add their nodes through. Private to graph/gradients.cpp and graph/gradient_context.cpp.
+// What all rules of one backward pass add their nodes through. Private to graph/gradient*.cpp.
 #pragma once
 #include <map>
 #include <string>

@@ -21,8 +21,10 @@ std::vector<Value*> apply_rule(const Node& node, GradientContext& context) {
     context.refuse("its bodies are not differentiated", "unroll it, or freeze the parameters before and inside it");
   for (const Value* v : node.inputs)
     if (v && v->type.kind == Type::Kind::sequence && v->producer && v->producer->is("Loop") && !has_gradient_rule(node))
-      throw Error("a list that a loop appends to is not differentiated, unless the number of its passes is known",
-                  "give the inputs fixed sizes (--shape), write into a tensor, or freeze the parameters before and inside it")
+      throw Error(
+          "a list that a loop appends to is not differentiated, unless the number of its passes is known",
+          "give the inputs fixed sizes (--shape), append one tensor of one size in each pass, or freeze the parameters before and inside "
+          "it")
           .at_node(v->producer->name, v->producer->op);
   if (!has_gradient_rule(node))
     context.refuse("there is no gradient for this operator", "write it with other operators, or freeze the parameters before it");

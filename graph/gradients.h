@@ -108,13 +108,13 @@ inline constexpr const char* kBackwardOf = "fretsaw.backward";
 // Adds the nodes that compute d loss / d value for each of `wanted`: floating-point values of the model's main graph (initializers, inputs
 // or what nodes make). `loss` has one element. The model is in the newest opset with known types; those of new values are known afterwards.
 // Contributions of several consumers are added up. Operators without a rule become the function that ONNX defines for them, where there is
-// one (Attention in float32, with a cache, or with a mask that learns). The gradient of an If is an If; Loop and Scan are not
-// differentiated (unroll_loops comes before). Throws Error naming the node where an operator on the way has no rule, and for a loss or
-// wanted value that is no float.
+// one (Attention in float32, with a cache, or with a mask that learns), and Scans Loops. The gradient of an If is an If, that of a Loop a
+// Loop (graph/gradient_bodies.cpp). Throws Error naming the node where an operator on the way has no rule, where a loop carries values of
+// changing sizes, and for a loss or wanted value that is no float.
 Gradients add_gradients(Model& model, Value* loss, const std::vector<Value*>& wanted, const GradientOptions& options = {});
 
-// The first part of that: only makes functions of the operators that have no rule. For who divides the forward graph before it is
-// differentiated. Returns a note for each.
+// The first part of that: only makes functions of the operators that have no rule, and Loops of Scans. For who divides the forward graph
+// before it is differentiated. Returns a note for each.
 std::vector<std::string> expand_for_gradients(Model& model, Value* loss, const std::vector<Value*>& wanted);
 
 }  // namespace fretsaw

@@ -39,7 +39,7 @@ void BatchAnalysis::loop(Node& node) {
   const size_t ahead = scans ? 0 : 2;  // the trip count and the condition
   const auto slices = static_cast<size_t>(scans ? std::max<int64_t>(node.get_int("num_scan_inputs", 0), 0) : 0);
   if (!body || node.inputs.size() < ahead + slices || body->inputs.size() != node.inputs.size() ||
-      body->outputs.size() + 2 * slices + ahead / 2 < body->inputs.size())
+      body->outputs.size() + slices + ahead / 2 < body->inputs.size())
     throw Mixing{"its body does not fit it"};
   for (size_t i = 0; i < ahead; ++i)
     if (node.inputs[i] && (axes.count(node.inputs[i]) || sized(node.inputs[i]))) throw Mixing{"how often it runs depends on the batch"};
