@@ -5,6 +5,7 @@
 #include "graph/communication_schemas.h"
 #include "graph/errors.h"
 #include "graph/gradient_walk.h"
+#include "graph/passes/loops.h"
 #include "graph/passes/rewrite.h"
 
 namespace fretsaw {
@@ -44,16 +45,13 @@ class LoopGradient {
         body_(clone(*given_)),
         walk_(*body_),
         inside_(walk_.nodes(), loop, {}, {}) {
-    const size_t taken = loop.inputs.size();
-    if (taken < 2 || given_->inputs.size() != taken || given_->outputs.size() + 1 < taken)
+    if (!fitting_body(loop))
       throw Error("its body does not take and give what it carries", "export the model again").at_node(loop.name, loop.op);
     body_->parent = &graph;
     iteration_ = body_->inputs[0];
     before_.assign(body_->inputs.begin() + 2, body_->inputs.end());
     results_.assign(body_->outputs.begin() + 1, body_->outputs.end());
-    auto holds = make_tensor(DType::boolean, {});
-    *mutable_data(*holds) = std::byte{1};
-    replace_uses(*body_, body_->inputs[1], body_->add_constant(body_->fresh_name("condition"), holds));
+    replace_uses(*body_, body_->inputs[1], body_->add_constant(body_->fresh_name("condition"), make_true()));
     walk_.keep_taken_rows();
   }
 
@@ -246,9 +244,8 @@ class LoopGradient {
     const size_t axis = outside_.axis(gather.get_int("axis", 0), outside_.rank(from));
     rows->type = Type::tensor(from->type.dtype), places->type = Type::tensor(gather.inputs[1]->type.dtype);
     if (axis > 0) {
-      std::vector<int64_t> order(gather.outputs[0]->type.shape->size() + 1);
-      for (size_t d = 0; d < order.size(); ++d) order[d] = static_cast<int64_t>(d < axis ? d + 1 : d == axis ? 0 : d);
-      rows = outside_.add("Transpose", {rows}, {{"perm", order}});
+      const auto rank = std::ssize(*gather.outputs[0]->type.shape) + 1;
+      rows = outside_.add("Transpose", {rows}, {{"perm", first_moved_to(static_cast<int64_t>(axis), rank)}});
     }
     return outside_.add_own("GatherGrad", {rows, places, outside_.shape_value(from)}, {{"axis", static_cast<int64_t>(axis)}});
   }

@@ -11,6 +11,7 @@
 #include "graph/passes.h"
 #include "graph/passes/beyond_inference.h"
 #include "graph/passes/broadcast_symbols.h"
+#include "graph/passes/loops.h"
 #include "graph/passes/rewrite.h"
 #include "graph/passes/shape_contents.h"
 
@@ -359,9 +360,8 @@ Type common_type(const Type& a, const Type& b) {
 // ONNX's inference gives carried values no shape, since a pass may change it. Here they have what the initial value and the results of all
 // passes have in common. False where the body does not fit the node, or is not understood.
 bool Engine::infer_loop(Node& node) {
-  const GraphPtr body = node.get_graph("body");
-  if (!body || node.inputs.size() < 2 || body->inputs.size() != node.inputs.size() || body->outputs.size() + 1 < body->inputs.size())
-    return false;
+  const GraphPtr body = fitting_body(node);
+  if (!body) return false;
   const size_t carried = node.inputs.size() - 2;
   std::vector<Type> types = {Type::tensor(DType::int64, Shape{}),
                              node.input(1) ? node.input(1)->type : Type::tensor(DType::boolean, Shape{})};

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "graph/passes.h"
+#include "graph/passes/loops.h"
 #include "graph/passes/rewrite.h"
 
 namespace fretsaw {
@@ -94,9 +95,7 @@ class ScanRewriter {
         rows = add_behind("Slice", {rows, numbers(-1), numbers(INT64_MIN), numbers(0), numbers(-1)}, {}, axis == 0 ? wanted : nullptr);
       }
       if (axis == 0) continue;
-      std::vector<int64_t> order;
-      for (int64_t d = 0; d < rank; ++d) order.push_back(d < axis ? d + 1 : d == axis ? 0 : d);
-      add_behind("Transpose", {rows}, {{"perm", order}}, wanted);
+      add_behind("Transpose", {rows}, {{"perm", first_moved_to(axis, rank)}}, wanted);
     }
   }
   Value* add_behind(const std::string& op, std::vector<Value*> inputs, std::vector<Attribute> attributes, Value* made) {

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "graph/passes.h"
+#include "graph/passes/loops.h"
 #include "graph/passes/rewrite.h"
 
 namespace fretsaw {
@@ -44,9 +45,8 @@ class ListStacker {
   };
 
   void stack_lists_of(Node& loop) {
-    const GraphPtr body = loop.get_graph("body");
-    if (!body || loop.inputs.size() < 2 || body->inputs.size() != loop.inputs.size() || body->outputs.size() + 1 < body->inputs.size())
-      return;
+    const GraphPtr body = fitting_body(loop);
+    if (!body) return;
     for (size_t k = loop.inputs.size() - 2; k-- > 0;) {
       const std::optional<std::vector<Value*>> first = elements_of(loop.inputs[2 + k]);
       Node* append = first ? append_of(*body, k, first->empty()) : nullptr;
@@ -160,8 +160,7 @@ class ListStacker {
     const bool stacks = node.get_int("new_axis", 0) != 0;
     int64_t axis = node.get_int("axis", 0);
     if (axis < 0) axis += rank + (stacks ? 1 : 0);
-    std::vector<int64_t> order;
-    for (int64_t d = 0; d <= rank; ++d) order.push_back(d < axis ? d + 1 : d == axis ? 0 : d);
+    const std::vector<int64_t> order = first_moved_to(axis, rank + 1);
     if (stacks) {
       rewriter_.add_making("Transpose", {rows}, {node.outputs[0]}, {{"perm", order}});
       return;

@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "graph/passes.h"
+#include "graph/passes/loops.h"
 #include "graph/passes/rewrite.h"
 
 namespace fretsaw {
@@ -17,12 +18,6 @@ int64_t nodes_in(Graph& graph) {
   int64_t count = 0;
   for_each_graph(graph, [&](const Graph& g) { count += std::ssize(g.nodes); });
   return count;
-}
-
-TensorPtr make_true() {
-  auto tensor = make_tensor(DType::boolean, {});
-  *mutable_data(*tensor) = std::byte{1};
-  return tensor;
 }
 
 bool is_true(const Value* value) {
@@ -151,13 +146,12 @@ class LoopUnroller {
   }
 
   bool unroll_loop(Node& node) {
-    const GraphPtr body = node.get_graph("body");
+    const GraphPtr body = fitting_body(node);
     std::optional<int64_t> passes = known_number(node.input(0));
     const std::optional<int64_t> begins = node.input(1) ? known_number(node.input(1)) : 1;
-    if (!body || !begins || node.inputs.size() < 2) return false;
+    if (!body || !begins) return false;
     if (*begins == 0) passes = 0;
     const size_t carried = node.inputs.size() - 2;
-    if (body->inputs.size() != carried + 2 || body->outputs.size() < carried + 1) return false;
     const bool limited = passes.has_value() || !node.input(0);
     if (limited && (!passes || (*passes > 0 && !stays_true(body->outputs[0], body->inputs[1]))))
       passes = counted_passes(node, *body, carried, passes);
